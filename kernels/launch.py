@@ -1,0 +1,90 @@
+"""How a checked call reaches a device.
+
+A kernel is launched where its tensors are: the current device is switched for the duration of the launch and put
+back afterwards, and the launch goes to that device's current stream. CPU tensors go through Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from kernels.guards import interpreter, interpreting
+
+__all__ = ["interpreter", "interpreting", "launch", "needs_dispatch"]
+
+# The interpreter patches module-level state of Triton, so only one interpreted launch runs at a time. A kernel must not
+# be compiled in another thread meanwhile.
+_interpreter_lock = threading.RLock()
+_interpreted: dict[int, tuple[Any, InterpretedFunction]] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **options: Any) -> None:
+    """Run a Triton kernel on the device of its tensors.
+
+    Args:
+        kernel: a ``@triton.jit`` function.
+        grid: number of programs in up to three dimensions. With a zero in it, nothing is launched.
+        *args: the kernel's arguments.
+        device: where the tensors are: a GPU, or the CPU for the interpreter.
+        **options: constexpr arguments and launch options (``num_warps``, ``num_stages``).
+    """
+    if 0 in grid:
+        return
+    if device.type == "cpu":
+        _interpret(kernel, grid, *args, **options)
+    elif device.index == torch.cuda.current_device():
+        kernel[grid](*args, **options)
+    else:
+        with torch.cuda.device(device):
+            kernel[grid](*args, **options)
+
+
+def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
+    """Whether a call has to go through PyTorch's dispatcher as a custom op rather than straight to the launch.
+
+    True while torch.compile traces, under a dispatch mode (FakeTensorMode, make_fx, a FLOP counter), and for tensor
+    subclasses (FakeTensor, functional tensors). Plain eager calls skip the dispatcher, which costs several
+    microseconds a call.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return any(t is not None and type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors)
+
+
+def _interpret(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    with _interpreter_lock, _jit_calls_interpreted():
+        _as_interpreted(kernel)[grid](*args, **options)
+
+
+def _as_interpreted(kernel: Any) -> InterpretedFunction:
+    # Keyed by identity: hashing a JITFunction parses its source, which fails while the language is patched.
+    if id(kernel) not in _interpreted:
+        _interpreted[id(kernel)] = (kernel, InterpretedFunction(kernel.fn))
+    return _interpreted[id(kernel)][1]
+
+
+@contextmanager
+def _jit_calls_interpreted() -> Iterator[None]:
+    """Let ``@triton.jit`` functions, Triton's own included, be called from an interpreted kernel.
+
+    Triton decides at decoration time whether a function is compiled or interpreted. Kernels here are decorated for
+    compilation, so that one process can do both; while one is interpreted, the functions it calls are too.
+    """
+    compiled_call = JITFunction.__call__
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        # The kernel's own launch has patched the language already; patching again here would not be undone.
+        return _as_interpreted(function).rewrite()(*args, **kwargs)
+
+    JITFunction.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        JITFunction.__call__ = compiled_call  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""The fused Mamba state scatter and its companions."""

@@ -1,0 +1,266 @@
+"""The public functions of the state scatter: check, then launch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import triton
+
+from kernels.guards import GuardError, explain_refusal
+from kernels.launch import launch, needs_dispatch
+from kernels.mamba_scatter import checks
+from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatter_kernel
+
+# Bytes that one program copies, and its warps. Measured on an H200 (docs/performance.md); 64 bytes a thread keep
+# enough loads in flight to cover the latency of HBM without lowering occupancy.
+BLOCK_BYTES = 16384
+NUM_WARPS = 8
+
+# Dtypes between which Triton's casts round as copy_ does. Other pairs are converted by PyTorch before the launch.
+_CAST_IN_KERNEL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class MambaCaches(Protocol):
+    """What :func:`scatter_mamba_states_after_mtp_verify` needs of a cache.
+
+    Attributes:
+        temporal: [layers, slots, *state], the persistent recurrent states.
+        intermediate_ssm: [layers, requests, steps, *state], the states after each draft step.
+        conv: conv-window pools, each [layers, slots, dim, K-1].
+        intermediate_conv_window: for each pool its windows, [layers, requests, steps, dim, K-1].
+    """
+
+    temporal: torch.Tensor
+    intermediate_ssm: torch.Tensor
+    conv: list[torch.Tensor]
+    intermediate_conv_window: list[torch.Tensor]
+
+
+def fused_mamba_state_scatter_with_mask(
+    dst: torch.Tensor, src: torch.Tensor, dst_indices_raw: torch.Tensor, step_indices_raw: torch.Tensor
+) -> None:
+    """Keep, for each request, the recurrent state after its last accepted draft step.
+
+    For every request i with ``step_indices_raw[i] >= 0`` and every layer:
+    ``dst[:, dst_indices_raw[i]] = src[:, i, step_indices_raw[i]]``. A request whose step or slot does not exist is
+    skipped. Slots are meant to be distinct; if two requests name the same one, either may win.
+
+    The values are copied bit for bit when the dtypes agree and cast as ``Tensor.copy_`` does otherwise. The call does
+    not wait for the device, so it can be captured in a CUDA graph (run it once before, so that the kernel is compiled)
+    and traced by torch.compile. Inference only: gradients do not flow through it.
+
+    Args:
+        dst: [layers, slots, *state], any dtype, written in place. Any strides in its first two dims, state dims
+            packed.
+        src: [layers, requests, steps, *state], contiguous.
+        dst_indices_raw: [n] any integer dtype, any stride; n may be less than requests.
+        step_indices_raw: [n] any integer dtype, any stride.
+
+    Raises:
+        GuardError: a subclass of ValueError. Nothing has been written then.
+    """
+    if not torch.compiler.is_compiling():
+        if not checks.has_requests(step_indices_raw):
+            return
+        _check_state(dst, src, dst_indices_raw, step_indices_raw)
+        if not needs_dispatch(dst, src, dst_indices_raw, step_indices_raw):
+            _launch_state(dst, src, dst_indices_raw, step_indices_raw)
+            return
+    _state_op(dst, src, dst_indices_raw, step_indices_raw)
+
+
+def fused_conv_window_scatter_with_mask(
+    dst: torch.Tensor, src: torch.Tensor, dst_indices_raw: torch.Tensor, step_indices_raw: torch.Tensor
+) -> None:
+    """Keep, for each request, the convolution window after its last accepted draft step.
+
+    The same rule as :func:`fused_mamba_state_scatter_with_mask`, for windows of the last K-1 inputs of a causal
+    convolution. Consecutive windows overlap, so ``src`` is normally an ``as_strided`` view over
+    [layers, requests, dim, steps + K - 2] and may have any strides.
+
+    Args:
+        dst: [layers, slots, dim, K-1], written in place; window dims packed.
+        src: [layers, requests, steps, dim, K-1], any strides.
+        dst_indices_raw: [n] any integer dtype, any stride.
+        step_indices_raw: [n] any integer dtype, any stride.
+
+    Raises:
+        GuardError: a subclass of ValueError. Nothing has been written then.
+    """
+    if not torch.compiler.is_compiling():
+        if not checks.has_requests(step_indices_raw):
+            return
+        _check_conv(dst, src, dst_indices_raw, step_indices_raw)
+        if not needs_dispatch(dst, src, dst_indices_raw, step_indices_raw):
+            _launch_conv(dst, src, dst_indices_raw, step_indices_raw)
+            return
+    _conv_op(dst, src, dst_indices_raw, step_indices_raw)
+
+
+def scatter_mamba_states_after_mtp_verify(
+    mamba_caches: MambaCaches,
+    state_indices_tensor: torch.Tensor,
+    last_correct_step_indices: torch.Tensor,
+    mamba_track_indices: torch.Tensor | None = None,
+    mamba_steps_to_track: torch.Tensor | None = None,
+) -> None:
+    """Scatter recurrent states and conv windows of a cache after the draft tokens have been verified.
+
+    Applies :func:`fused_mamba_state_scatter_with_mask` to the states and
+    :func:`fused_conv_window_scatter_with_mask` to each conv pool, first with the accepted steps, then, if given, with
+    the steps to track (a second slot per request that follows along for prefix caching).
+
+    All of these are checked before the first one is launched, so a refused call leaves every pool as it was.
+
+    Args:
+        mamba_caches: the pools and their per-step scratch, see :class:`MambaCaches`.
+        state_indices_tensor: [n] integer, slot of each request.
+        last_correct_step_indices: [n] integer, last accepted step of each request, negative for none.
+        mamba_track_indices: [n] integer or None, slot that tracks each request.
+        mamba_steps_to_track: [n] integer or None, step to store there, negative for none.
+
+    Raises:
+        GuardError: a subclass of ValueError. Nothing has been written then.
+    """
+    rounds = [(state_indices_tensor, last_correct_step_indices)]
+    if mamba_track_indices is not None and mamba_steps_to_track is not None:
+        rounds.append((mamba_track_indices, mamba_steps_to_track))
+    if not torch.compiler.is_compiling():
+        _check_cache(mamba_caches, mamba_track_indices, mamba_steps_to_track)
+        for slots, steps in rounds:
+            if checks.has_requests(steps):
+                _check_state(mamba_caches.temporal, mamba_caches.intermediate_ssm, slots, steps)
+                for pool, windows in zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True):
+                    _check_conv(pool, windows, slots, steps)
+    for slots, steps in rounds:
+        fused_mamba_state_scatter_with_mask(mamba_caches.temporal, mamba_caches.intermediate_ssm, slots, steps)
+        for pool, windows in zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True):
+            fused_conv_window_scatter_with_mask(pool, windows, slots, steps)
+
+
+def _check_cache(caches: MambaCaches, track: torch.Tensor | None, steps: torch.Tensor | None) -> None:
+    try:
+        checks.check_cache(len(caches.conv), len(caches.intermediate_conv_window), track is not None, steps is not None)
+    except GuardError as error:
+        explain_refusal(error, checks.VERIFY, {})
+        raise
+
+
+def _check_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
+    try:
+        checks.check_state_scatter(dst, src, slots, steps)
+    except GuardError as error:
+        explain_refusal(error, checks.STATE, _named(dst, src, slots, steps))
+        raise
+
+
+def _check_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
+    try:
+        checks.check_conv_scatter(dst, src, slots, steps)
+    except GuardError as error:
+        explain_refusal(error, checks.CONV, _named(dst, src, slots, steps))
+        raise
+
+
+def _named(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> dict[str, Any]:
+    return {"dst": dst, "src": src, "dst_indices_raw": slots, "step_indices_raw": steps}
+
+
+def _launch_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
+    entry_size = dst[0, 0].numel() if dst.numel() else 0
+    if entry_size == 0 or src.numel() == 0:
+        return
+    dst, src = _as_copyable(dst, src)
+    block = _block(entry_size, dst.element_size())
+    num_blocks = triton.cdiv(entry_size, block)
+    launch(
+        state_scatter_kernel,
+        (steps.shape[0] * num_blocks, dst.shape[0]),
+        dst,
+        src,
+        slots,
+        steps,
+        slots.stride(0),
+        steps.stride(0),
+        dst.shape[1],
+        src.shape[2],
+        src.shape[1],
+        entry_size,
+        num_blocks,
+        dst.stride(0),
+        dst.stride(1),
+        device=dst.device,
+        BLOCK=block,
+        num_warps=NUM_WARPS,
+    )
+
+
+def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
+    if dst.numel() == 0 or src.numel() == 0:
+        return
+    dst, src = _as_copyable(dst, src)
+    entry_size = dst.shape[2] * dst.shape[3]
+    block = _block(entry_size, dst.element_size())
+    num_blocks = triton.cdiv(entry_size, block)
+    launch(
+        conv_window_scatter_kernel,
+        (steps.shape[0] * num_blocks, dst.shape[0]),
+        dst,
+        src,
+        slots,
+        steps,
+        slots.stride(0),
+        steps.stride(0),
+        dst.shape[1],
+        src.shape[2],
+        entry_size,
+        dst.shape[3],
+        num_blocks,
+        dst.stride(0),
+        dst.stride(1),
+        *src.stride(),
+        device=dst.device,
+        BLOCK=block,
+        num_warps=NUM_WARPS,
+    )
+
+
+def _as_copyable(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views (or, for unusual pairs of dtypes, a converted src) whose elements the kernel can copy."""
+    in_kernel = dst.is_cuda and dst.dtype in _CAST_IN_KERNEL and src.dtype in _CAST_IN_KERNEL
+    if dst.dtype != src.dtype and not in_kernel:
+        # Also on the CPU: Triton's interpreter truncates where a cast to bf16 should round.
+        src = src.to(dst.dtype)
+    if dst.dtype != src.dtype:
+        return dst, src
+    if dst.element_size() in _WORDS:
+        # Moving integers keeps every bit, NaN payloads included, and serves dtypes that Triton does not know.
+        word = _WORDS[dst.element_size()]
+        return dst.view(word), src.view(word)
+    return dst, src
+
+
+def _block(entry_size: int, element_size: int) -> int:
+    return min(BLOCK_BYTES // element_size, triton.next_power_of_2(entry_size))
+
+
+@torch.library.custom_op("device_guards::mamba_state_scatter", mutates_args=("dst",))
+def _state_op(
+    dst: torch.Tensor, src: torch.Tensor, dst_indices_raw: torch.Tensor, step_indices_raw: torch.Tensor
+) -> None:
+    fused_mamba_state_scatter_with_mask(dst, src, dst_indices_raw, step_indices_raw)
+
+
+@torch.library.custom_op("device_guards::mamba_conv_window_scatter", mutates_args=("dst",))
+def _conv_op(
+    dst: torch.Tensor, src: torch.Tensor, dst_indices_raw: torch.Tensor, step_indices_raw: torch.Tensor
+) -> None:
+    fused_conv_window_scatter_with_mask(dst, src, dst_indices_raw, step_indices_raw)
+
+
+@_state_op.register_fake
+@_conv_op.register_fake
+def _(dst: torch.Tensor, src: torch.Tensor, dst_indices_raw: torch.Tensor, step_indices_raw: torch.Tensor) -> None:
+    """Nothing to infer. The checks are left to the run: there the guard's own error is raised, not a tracing error."""
