@@ -1,0 +1,1 @@
+"""What the notebooks lean on: topology and stand-ins, records of every refusal, reproductions, pictures, reports."""
