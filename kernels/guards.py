@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 
 import torch
 
@@ -198,34 +199,39 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
 
 
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the memory spans of two tensors intersect. Empty tensors overlap nothing.
+def memory_span(tensor: torch.Tensor) -> tuple[object, int, int]:
+    """Where a tensor's elements lie: an address space, the first byte, and the byte after the last.
 
-    Real tensors are compared by address. Stand-ins all have address zero, so those are compared by the storage they
-    share and their place in it.
+    The address space of a real tensor is its device. Stand-ins all have address zero, so that each of their storages
+    counts as a space of its own.
     """
-    if a.numel() == 0 or b.numel() == 0:
-        return False
-    if is_fake(a) or is_fake(b):
-        if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
-            return False
-        (low_a, high_a), (low_b, high_b) = _span(a, 0), _span(b, 0)
+    space: object = tensor.device
+    if is_fake(tensor):
+        space, base = tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * tensor.element_size()
     else:
-        if a.device != b.device:
-            return False
-        (low_a, high_a), (low_b, high_b) = _span(a, _storage_address(a)), _span(b, _storage_address(b))
-    return low_a < high_b and low_b < high_a
-
-
-def _storage_address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _span(tensor: torch.Tensor, base: int) -> tuple[int, int]:
-    """First byte and the byte after the last that the tensor's elements touch."""
-    low = base + int(tensor.storage_offset()) * tensor.element_size()
+        base = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return space, base, base
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return low, low + (int(last) + 1) * tensor.element_size()
+    return space, base, base + (int(last) + 1) * tensor.element_size()
+
+
+def spans_meet(a: tuple[object, int, int], b: tuple[object, int, int]) -> bool:
+    """Whether two memory spans have a byte in common. An empty span has none."""
+    return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the memory spans of two tensors intersect. Empty tensors overlap nothing."""
+    return spans_meet(memory_span(a), memory_span(b))
+
+
+@cache
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """Major and minor number of an NVIDIA GPU's architecture; None for a device that is another or not there."""
+    if device.type != "cuda" or torch.version.hip or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_capability(device) if device.index < torch.cuda.device_count() else None
 
 
 # What a refusal tells beyond its message.
@@ -267,7 +273,7 @@ def explain_refusal(
 
 
 def tensors_of(arguments: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """The tensors among a call's arguments; those inside dataclasses and lists as ``argument.field``, ``argument.0``."""
+    """A call's tensors by name; those inside dataclasses and lists as ``argument.field`` and ``argument.0``."""
     found: dict[str, torch.Tensor] = {}
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from triton.runtime.interpreter import InterpretedFunction
+import triton
+from triton.runtime.interpreter import InterpretedFunction, _patch_lang
 from triton.runtime.jit import JITFunction
 
 from kernels.guards import interpreter, interpreting
@@ -80,11 +81,14 @@ def _jit_calls_interpreted() -> Iterator[None]:
     compiled_call = JITFunction.__call__
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        # The kernel's own launch has patched the language already; patching again here would not be undone.
         return _as_interpreted(function).rewrite()(*args, **kwargs)
 
+    # A launch patches the language as far as the kernel's own module refers to it. Triton's library functions refer
+    # to more of it, and a patch made when one of them is called would never be undone; so it is made here, once.
+    library = _patch_lang(triton.language.zeros.fn)
     JITFunction.__call__ = call  # type: ignore[method-assign]
     try:
         yield
     finally:
         JITFunction.__call__ = compiled_call  # type: ignore[method-assign]
+        library.restore()

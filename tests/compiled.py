@@ -77,5 +77,6 @@ def _amd_usage(compiled: Any) -> tuple[int, int]:
     text = compiled.asm["amdgcn"]
     registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
     spills = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
-    assert registers and spills, "no resource usage in the AMD assembly"
+    if registers is None or spills is None:
+        raise ValueError("no resource usage in the AMD assembly")
     return int(registers[1]), int(spills[1])

@@ -16,6 +16,8 @@ from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatt
 # enough loads in flight to cover the latency of HBM without lowering occupancy.
 BLOCK_BYTES = 16384
 NUM_WARPS = 8
+# A conv window is gathered element by element, each with an address of its own, so a program takes fewer of them.
+CONV_BLOCK = 2048
 
 # Dtypes between which Triton's casts round as copy_ does. Other pairs are converted by PyTorch before the launch.
 _CAST_IN_KERNEL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -202,7 +204,7 @@ def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, step
         return
     dst, src = _as_copyable(dst, src)
     entry_size = dst.shape[2] * dst.shape[3]
-    block = _block(entry_size, dst.element_size())
+    block = min(CONV_BLOCK, triton.next_power_of_2(entry_size))
     num_blocks = triton.cdiv(entry_size, block)
     launch(
         conv_window_scatter_kernel,
@@ -216,12 +218,12 @@ def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, step
         dst.shape[1],
         src.shape[2],
         entry_size,
-        dst.shape[3],
         num_blocks,
         dst.stride(0),
         dst.stride(1),
         *src.stride(),
         device=dst.device,
+        WINDOW=dst.shape[3],
         BLOCK=block,
         num_warps=NUM_WARPS,
     )

@@ -63,7 +63,6 @@ def conv_window_scatter_kernel(
     num_slots,
     num_steps,
     entry_size,
-    window,
     num_blocks,
     dst_layer_stride,
     dst_slot_stride,
@@ -72,6 +71,7 @@ def conv_window_scatter_kernel(
     src_step_stride,
     src_dim_stride,
     src_window_stride,
+    WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """``dst[layer, slot, d, w] = src[layer, request, step, d, w]`` where src has any strides (windows may overlap).
@@ -86,7 +86,7 @@ def conv_window_scatter_kernel(
         offsets = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = offsets < entry_size
         source = src_ptr + layer * src_layer_stride + request * src_request_stride + step * src_step_stride
-        source += (offsets // window) * src_dim_stride + (offsets % window) * src_window_stride
+        source += (offsets // WINDOW) * src_dim_stride + (offsets % WINDOW) * src_window_stride
         target = dst_ptr + layer * dst_layer_stride + slot * dst_slot_stride
         values = tl.load(source, mask=inside)
         tl.store(target + offsets, values.to(dst_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,81 @@
+"""How a checked call reaches a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from compiled import compile_for
+from triton.runtime.errors import InterpreterError
+
+from helpers import topology
+from kernels.launch import launch, needs_dispatch
+
+
+@triton.jit
+def _doubled(value):
+    return value * 2 + tl.max(tl.zeros([2], tl.float32), 0)
+
+
+@triton.jit
+def running_sums(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    values = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)
+    tl.store(out_ptr + offsets, _doubled(tl.cumsum(values, 0)), mask=offsets < n)
+
+
+def test_a_kernel_with_helpers_and_library_functions_runs(device: torch.device) -> None:
+    x, out = torch.arange(5.0, device=device), torch.full((5,), float("nan"), device=device)
+    launch(running_sums, (1,), x, out, 5, device=device, BLOCK=8)
+    assert out.tolist() == [0.0, 2.0, 6.0, 12.0, 20.0]
+
+
+def test_interpreting_leaves_the_compiler_as_it_was(interpreted: torch.device) -> None:
+    x, out = torch.zeros(4), torch.zeros(4)
+    launch(running_sums, (1,), x, out, 4, device=interpreted, BLOCK=4)
+    with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
+        _doubled(1.0)
+    signature = {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    assert compile_for("sm_90", running_sums, signature, {"BLOCK": 8}).registers > 0
+
+
+def test_the_compiler_is_restored_after_an_error_too(interpreted: torch.device) -> None:
+    with pytest.raises(InterpreterError):
+        launch(running_sums, (1,), torch.zeros(4), "not a tensor", 4, device=interpreted, BLOCK=4)
+    with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
+        _doubled(1.0)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.current: list[int] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.current.append(torch.cuda.current_device())
+
+
+def test_an_empty_grid_launches_nothing() -> None:
+    recorder = Recorder()
+    launch(recorder, (0, 3), device=topology.CPU)
+    launch(recorder, (3, 0), device=topology.HOME)
+    assert recorder.current == []
+
+
+def test_plain_tensors_skip_the_dispatcher_and_others_do_not() -> None:
+    plain = torch.zeros(2)
+    assert not needs_dispatch(plain, None, torch.nn.Parameter(plain))
+    assert needs_dispatch(plain, topology.stand_in((2,), None, torch.float32, topology.HOME))
+    with topology.stand_ins():
+        assert needs_dispatch(plain)
+
+
+@pytest.mark.two_gpus
+def test_current_device_is_switched_and_restored() -> None:
+    recorder = Recorder()
+    torch.cuda.set_device(0)
+    launch(recorder, (1,), device=topology.OTHER)
+    assert recorder.current == [1]
+    assert torch.cuda.current_device() == 0
