@@ -12,12 +12,12 @@ from kernels.launch import launch, needs_dispatch
 from kernels.mamba_scatter import checks
 from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatter_kernel
 
-# Bytes that one program copies, and its warps. Measured on an H200 (docs/performance.md); 64 bytes a thread keep
-# enough loads in flight to cover the latency of HBM without lowering occupancy.
-BLOCK_BYTES = 16384
-NUM_WARPS = 8
+# Bytes that one program copies, and its warps: two 16-byte accesses a thread. Of the sizes from 1 to 32 KiB this was the
+# fastest on an H200 (figures in docs/performance.md): small programs finish evenly, so the last wave is short.
+BLOCK_BYTES = 4096
+NUM_WARPS = 4
 # A conv window is gathered element by element, each with an address of its own, so a program takes fewer of them.
-CONV_BLOCK = 2048
+CONV_BLOCK = 1024
 
 # Dtypes between which Triton's casts round as copy_ does. Other pairs are converted by PyTorch before the launch.
 _CAST_IN_KERNEL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}

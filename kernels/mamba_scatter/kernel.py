@@ -49,7 +49,8 @@ def state_scatter_kernel(
         source = src_ptr + ((layer * num_requests + request) * num_steps + step) * entry_size
         target = dst_ptr + layer * dst_layer_stride + slot * dst_slot_stride
         values = tl.load(source + offsets, mask=inside)
-        tl.store(target + offsets, values.to(dst_ptr.dtype.element_ty), mask=inside)
+        # Nothing reads the pool before the next step, so what is written need not stay in the L2 cache.
+        tl.store(target + offsets, values.to(dst_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit
