@@ -111,7 +111,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors hold the same bytes, NaN payloads included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    bytes_a, bytes_b = (t.detach().cpu().reshape(-1).view(torch.uint8) for t in (a, b))
+    # The clones are packed also where reshape gives a view with gaps, which could not be seen as bytes.
+    bytes_a, bytes_b = (
+        t.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8) for t in (a, b)
+    )
     return torch.equal(bytes_a, bytes_b)
 
 

@@ -1,0 +1,1 @@
+"""ReplaySSM decode of Kimi Delta Attention."""
