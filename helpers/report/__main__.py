@@ -1,0 +1,196 @@
+"""The command: ``python -m helpers.report [NOTEBOOK ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from papermill import inspect_notebook
+from tqdm import tqdm
+
+from helpers.report import evidence, normalise, output
+from helpers.report.jobs import PASSED, ROOT, Job, Result, run_notebook
+from helpers.report.machine import Provenance, cores, provenance
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not exist."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        0 if everything passed, 1 if a notebook or a record did not, 2 if the command line is wrong.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        jobs = jobs_for(options)
+    except UsageError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    origin = provenance(options.commit)
+    with ThreadPoolExecutor(options.jobs or default_jobs(origin)) as executor:
+        results = run_all(jobs, executor)
+    report = output.Report(origin, jobs, results, evidence.verdicts(results))
+    output.write(report, options.out)
+    recorded = not options.record or record(jobs, results)
+    print(closing_line(report, options.out))
+    return 0 if report.passed and recorded else 1
+
+
+def jobs_for(options: argparse.Namespace) -> list[Job]:
+    """The jobs that a command line asks for.
+
+    Raises:
+        UsageError: for notebooks or parameters that do not exist, before anything runs.
+    """
+    sources = select(options.notebooks, options.names)
+    if options.record and options.parameter:
+        raise UsageError("--record stores a notebook as it is; it does not go with parameters")
+    given = {name: _value(text) for name, text in options.parameter}
+    known = {name: parameters(path) if given else set() for name, path in sources.items()}
+    unknown = sorted(set(given) - set().union(*known.values()))
+    if unknown:
+        listed = "; ".join(f"{name}: {', '.join(sorted(known[name])) or 'none'}" for name in sources)
+        raise UsageError(f"no notebook has the parameter {', '.join(unknown)}. There are, by notebook: {listed}")
+    return [
+        Job(name, str(path), {key: given[key] for key in sorted(known[name] & set(given))}, options.timeout)
+        for name, path in sources.items()
+    ]
+
+
+def select(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Notebooks by name, in alphabetical order, or those that are named, in that order.
+
+    Args:
+        folder: where they are.
+        names: of notebooks, with or without the suffix; none for all.
+    """
+    found = {
+        path.relative_to(folder).with_suffix("").as_posix(): path.resolve()
+        for path in sorted(folder.rglob("*.ipynb"))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    }
+    if not found:
+        raise UsageError(f"there are no notebooks in {folder}")
+    wanted = [name.removesuffix(".ipynb") for name in names] or list(found)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise UsageError(f"there is no notebook {', '.join(missing)}. There are: {', '.join(found)}")
+    return {name: found[name] for name in dict.fromkeys(wanted)}
+
+
+def parameters(notebook: Path) -> set[str]:
+    """Names that the notebook's cell with the tag ``parameters`` sets."""
+    try:
+        return set(inspect_notebook(notebook))
+    except ValueError as error:
+        raise UsageError(f"cannot read the parameters of {notebook}: {error}") from error
+
+
+def run_all(jobs: Sequence[Job], executor: Executor) -> list[Result]:
+    """Run the jobs and say how each went.
+
+    Args:
+        jobs: what to run.
+        executor: where; anything that speaks the interface of ``concurrent.futures``.
+
+    Returns:
+        the results in the order of the jobs.
+    """
+    futures = {executor.submit(run_notebook, job): job.name for job in jobs}
+    done: dict[str, Result] = {}
+    for future in tqdm(as_completed(futures), total=len(jobs), unit="notebook", disable=None):
+        result = future.result()
+        done[result.name] = result
+        tqdm.write("\n".join(_lines(result)))
+    return [done[job.name] for job in jobs]
+
+
+def default_jobs(origin: Provenance) -> int:
+    """How many notebooks run at once: one beside a GPU, so that no timing is disturbed, else up to two."""
+    return 1 if origin.gpus else min(2, cores())
+
+
+def record(jobs: Sequence[Job], results: Sequence[Result]) -> bool:
+    """Store the outputs of passed notebooks in the notebooks themselves.
+
+    Returns:
+        whether all were stored. One that shows a path of this machine is not.
+    """
+    stored = True
+    for job, result in zip(jobs, results, strict=True):
+        if result.verdict != PASSED:
+            continue
+        notebook = nbformat.reads(result.notebook, as_version=4)
+        traces = normalise.machine_traces(notebook)
+        if traces:
+            stored = False
+            print(f"{result.name} is not recorded, it shows paths of this machine: {'; '.join(traces)}")
+        else:
+            normalise.write(notebook, Path(job.source))
+    return stored
+
+
+def closing_line(report: output.Report, out: Path) -> str:
+    """What the command says last."""
+    counts = output.summary(report)["counts"]
+    loud = "".join(
+        f", {counts[key]} {word}" for key, word in (("not_run", "NOT RUN"), ("disagree", "DISAGREE")) if counts[key]
+    )
+    return (
+        f"{counts['notebooks_passed']} of {counts['notebooks']} notebooks passed; records: {counts['refused_real']} "
+        f"refused for real, {counts['refused_stand_in']} on stand-ins{loud}. Open {out / 'index.html'}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("helpers.report", description="Execute the notebooks and write a report.")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NOTEBOOK", help="notebooks to run, such as mamba_scatter; all if left out")
+    add("--notebooks", type=Path, default=ROOT / "notebooks", metavar="DIR", help="where the notebooks are")
+    add("--out", type=Path, default=Path("report"), metavar="DIR", help="where to write the report (report/)")
+    add("--jobs", type=_positive(int), metavar="N", help="notebooks at a time (1 beside a GPU, else up to 2)")
+    add("--timeout", type=_positive(float), default=600.0, metavar="SECONDS", help="limit for one notebook (600)")
+    add("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="set a parameter")
+    add("--record", action="store_true", help="store the outputs in the notebooks themselves")
+    add("--commit", metavar="REVISION", help="the revision, for a copy of the files without their repository")
+    return parser
+
+
+def _positive(kind: type[int] | type[float]) -> Any:
+    def read(text: str) -> int | float:
+        value = kind(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+        return value
+
+    return read
+
+
+def _value(text: str) -> Any:
+    """A parameter's value: a Python literal if it reads as one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _lines(result: Result) -> Iterator[str]:
+    """How a notebook went: a line, and what is known about a failure."""
+    yield f"{result.name}: {result.verdict} after {result.seconds:.1f} s"
+    if result.failure is not None:
+        where = f"In [{result.failure.cell}]: " if result.failure.cell is not None else ""
+        yield f"  {where}{result.failure.error}"
+        yield from (f"  | {line}" for line in (result.failure.traceback or result.failure.source).splitlines())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
