@@ -50,6 +50,8 @@ def test_the_compiler_is_restored_after_an_error_too(interpreted: torch.device) 
 
 
 class Recorder:
+    """Looks like a kernel and notes which device was current when it was launched."""
+
     def __init__(self) -> None:
         self.current: list[int] = []
 
@@ -70,6 +72,29 @@ def test_plain_tensors_skip_the_dispatcher_and_others_do_not() -> None:
     assert needs_dispatch(plain, topology.stand_in((2,), None, torch.float32, topology.HOME))
     with topology.stand_ins():
         assert needs_dispatch(plain)
+
+
+@triton.jit
+def scaled(x_ptr, out_ptr, n, factor, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    values = tl.load(x_ptr + offsets, mask=offsets < n, other=0)
+    tl.store(out_ptr + offsets, values * factor, mask=offsets < n)
+
+
+@pytest.mark.gpu
+def test_every_signature_is_compiled_for_what_it_is() -> None:
+    # Each of these differs from the ones before in what Triton specialises on; twice, so that the second launch of a
+    # signature takes the compiled form.
+    base = torch.arange(64, device=topology.HOME)
+    for _ in range(2):
+        for x in (base, base[1:], base.to(torch.int32), base.to(torch.float32)):
+            for n in (1, 2, 16, 33):
+                for factor in (1, 2, 16, -5, 2**31, -(2**31), -(2**40)):
+                    out = torch.full((64,), -7, dtype=x.dtype, device=x.device)
+                    launch(scaled, (1,), x, out, n, factor, device=x.device, BLOCK=64)
+                    expected = torch.full_like(out, -7)
+                    expected[:n] = (x[:n] * factor).to(x.dtype)
+                    assert torch.equal(out, expected), (x.dtype, x.storage_offset(), n, factor)
 
 
 @pytest.mark.two_gpus
