@@ -93,7 +93,8 @@ def test_every_signature_is_compiled_for_what_it_is() -> None:
                     out = torch.full((64,), -7, dtype=x.dtype, device=x.device)
                     launch(scaled, (1,), x, out, n, factor, device=x.device, BLOCK=64)
                     expected = torch.full_like(out, -7)
-                    expected[:n] = (x[:n] * factor).to(x.dtype)
+                    wide = x[:n].double() if x.is_floating_point() else x[:n].long()
+                    expected[:n] = (wide * factor).to(x.dtype)
                     assert torch.equal(out, expected), (x.dtype, x.storage_offset(), n, factor)
 
 
