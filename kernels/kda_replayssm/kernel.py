@@ -22,11 +22,17 @@ import triton.language as tl
 
 @triton.jit
 def _round_to(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Casts to ``dtype``, rounding to nearest even also where Triton's interpreter would truncate (fp32 to bf16)."""
-    if INTERPRETED and dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        bits += 0x7FFF + ((bits >> 16) & 1)
-        x = ((bits >> 16) << 16).to(tl.float32, bitcast=True)
+    """Casts fp32 to ``dtype``, rounding to nearest even as GPUs do.
+
+    Triton's interpreter truncates casts to bf16 and loses the carry in casts to FP8, so under it the value is rounded
+    beforehand, by carrying into the bits that the cast will keep.
+    """
+    if INTERPRETED:
+        if dtype.is_bf16() or dtype.is_fp8():
+            dropped = 23 - dtype.fp_mantissa_width
+            bits = x.to(tl.int32, bitcast=True)
+            bits += (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
+            x = ((bits >> dropped) << dropped).to(tl.float32, bitcast=True)
     return x.to(dtype)
 
 
