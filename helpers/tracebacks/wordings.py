@@ -16,7 +16,7 @@ from helpers.tracebacks.logs import Window
 # Lines over which a wrapped message may spread, on either side of where it was noticed.
 _REACH = 10
 NAMES = ("argument", "name")
-_BREAK = r"(?:[ \t]*\n[ \t]*)?"
+_BREAK = r"\s*"
 
 
 def _spread(literal: str) -> str:
