@@ -261,7 +261,7 @@ def explain_refusal(
     tensors = tensors_of(arguments)
     error.placement = {name: tensor.device for name, tensor in tensors.items()}
     error.stand_ins = tuple(name for name, tensor in tensors.items() if is_fake(tensor))
-    error.offenders = _offenders(error.placement, error.expected, runs_on_cpu)
+    error.offenders = offenders(error.placement, error.expected, runs_on_cpu)
     error.fix = error.fix or _device_fix(error)
     for internal, passed in aliases.items():
         if internal in str(error):
@@ -285,10 +285,15 @@ def tensors_of(arguments: Mapping[str, object]) -> dict[str, torch.Tensor]:
     return found
 
 
-def _offenders(placement: Mapping[str, torch.device], expected: object, runs_on_cpu: bool) -> dict[str, torch.device]:
+def offenders(
+    placement: Mapping[str, torch.device], expected: object = None, runs_on_cpu: bool = False
+) -> dict[str, torch.device]:
     """The tensors away from where most are; on a tie, those away from where the guard wanted them.
 
-    For a kernel that runs on GPUs alone, tensors on the CPU have no vote.
+    Args:
+        placement: every tensor's device, in the order of the signature.
+        expected: the device that a guard wanted, if it was about devices.
+        runs_on_cpu: whether the kernel runs on the CPU too. If not, tensors there have no vote.
     """
     devices = list(placement.values())
     if len(set(devices)) < 2:
