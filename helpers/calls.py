@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -45,10 +46,7 @@ class Call:
 
     def __getitem__(self, name: str) -> Any:
         owner, *path = name.split(".")
-        value = self.args[owner]
-        for step in path:
-            value = value[int(step)] if step.isdigit() else getattr(value, step)
-        return value
+        return _item(self.args[owner], path)
 
     def __setitem__(self, name: str, value: Any) -> None:
         owner, *path = name.split(".")
@@ -63,7 +61,9 @@ class Call:
 
     @property
     def real(self) -> bool:
-        """Whether every tensor has memory on a device of this machine."""
+        """Whether every tensor has memory on a device of this machine; without tensors, whether it has a GPU."""
+        if not self.tensors:
+            return topology.exists(self.home)
         return not any(topology.is_stand_in(tensor) for tensor in self.tensors.values())
 
     def move(self, name: str, device: torch.device) -> None:
@@ -82,7 +82,7 @@ class Call:
 
     def run(self) -> Any:
         """Make the call."""
-        return getattr(kernels, self.spec.function)(**self.args)
+        return attrgetter(self.spec.function)(kernels)(**self.args)
 
     def written(self, returned: Any = None) -> dict[str, torch.Tensor]:
         """The outputs after the call."""
@@ -123,6 +123,13 @@ def snapshot(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items() if not topology.is_stand_in(tensor)}
 
 
+def _item(owner: Any, path: list[str]) -> Any:
+    """What lies at ``path`` in a nest of dataclasses, lists and tuples."""
+    for step in path:
+        owner = owner[int(step)] if step.isdigit() else getattr(owner, step)
+    return owner
+
+
 def _replaced(owner: Any, path: list[str], value: Any) -> Any:
     """A copy of a nest of dataclasses and lists with the item at ``path`` exchanged."""
     if not path:
@@ -136,4 +143,4 @@ def _replaced(owner: Any, path: list[str], value: Any) -> Any:
 def _output(call: Call, name: str, returned: Any) -> torch.Tensor:
     if not name.startswith("return."):
         return call[name]
-    return returned[int(name.removeprefix("return."))]
+    return _item(returned, name.split(".")[1:])

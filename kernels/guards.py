@@ -323,4 +323,11 @@ def _device_fix(error: GuardError) -> str:
     if not error.offenders:
         return ""
     anchor = next(name for name in error.placement if name not in error.offenders)
-    return "; ".join(f"{name} = {name}.to({anchor}.device)" for name in error.offenders)
+    return "; ".join(dict.fromkeys(_move(name, anchor) for name in error.offenders))
+
+
+def _move(name: str, anchor: str) -> str:
+    owner, _, field = name.partition(".")
+    if field:  # the owner may be frozen, so it is built anew rather than changed
+        return f"build {owner} with device={anchor}.device"
+    return f"{name} = {name}.to({anchor}.device)"
