@@ -157,7 +157,7 @@ def run_and_compare(args: dict[str, Any]) -> dict[str, float]:
     errors = {}
     for name in WRITTEN:
         mask, got = written[name], args[name].clone()
-        assert same_bits(got[mask].isnan(), want[name][mask].isnan()), f"NaN in other places of {name}"
+        assert same_bits(got[mask].double().isnan(), want[name][mask].isnan()), f"NaN in other places of {name}"
         errors[name] = relative_error(got[mask], want[name][mask])
         got[mask] = before[name][mask]
         assert same_bits(got, before[name]), f"{name} was changed where it should not be"

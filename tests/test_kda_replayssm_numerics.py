@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,13 @@ from kernels.guards import interpreter
 from kernels.kda_replayssm.reference import kda_replayssm_decode_reference
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture(params=["interpreter", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Every test here runs in the interpreter, and natively where a GPU is."""
+    with interpreter(request.param == "interpreter"):
+        yield topology.CPU if request.param == "interpreter" else topology.HOME
 
 
 @pytest.fixture(autouse=True)
