@@ -1,0 +1,1 @@
+"""Sparse multi-head latent attention over an FP8 cache, for prefill."""
