@@ -79,7 +79,7 @@ def _launch_compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], 
         _compiled[key] = (compiled, constants, kernel)
     else:
         compiled, constants, _ = found
-        compiled[grid](*args, *constants, stream=torch._C._cuda_getCurrentRawStream(index))
+        compiled[(*grid, 1, 1)[:3]](*args, *constants, stream=torch._C._cuda_getCurrentRawStream(index))
 
 
 def _trait(arg: Any) -> Any:
