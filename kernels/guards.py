@@ -210,15 +210,17 @@ def memory_span(tensor: torch.Tensor) -> tuple[object, int, int]:
         space, base = tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * tensor.element_size()
     else:
         base = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return space, base, base
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return space, base, base + (int(last) + 1) * tensor.element_size()
+    if tensor.is_contiguous():
+        length = tensor.numel()
+    else:
+        length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return space, base, base + int(length) * tensor.element_size()
 
 
 def spans_meet(a: tuple[object, int, int], b: tuple[object, int, int]) -> bool:
     """Whether two memory spans have a byte in common. An empty span has none."""
-    return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
+    # Cheapest first: this runs for every pair of a call's tensors, and nearly always ends at the addresses.
+    return a[1] < b[2] and b[1] < a[2] and a[0] == b[0] and a[1] < a[2] and b[1] < b[2]
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
