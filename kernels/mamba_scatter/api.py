@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-import triton
 
 from kernels.guards import GuardError, explain_refusal
 from kernels.launch import launch, needs_dispatch
@@ -171,12 +170,12 @@ def _named(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: tor
 
 
 def _launch_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
-    entry_size = dst[0, 0].numel() if dst.numel() else 0
-    if entry_size == 0 or src.numel() == 0:
+    if dst.numel() == 0 or src.numel() == 0:
         return
+    entry_size = dst.shape[2:].numel()
     dst, src = _as_copyable(dst, src)
     block = _block(entry_size, dst.element_size())
-    num_blocks = triton.cdiv(entry_size, block)
+    num_blocks = -(-entry_size // block)
     launch(
         state_scatter_kernel,
         (steps.shape[0] * num_blocks, dst.shape[0]),
@@ -204,8 +203,8 @@ def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, step
         return
     dst, src = _as_copyable(dst, src)
     entry_size = dst.shape[2] * dst.shape[3]
-    block = min(CONV_BLOCK, triton.next_power_of_2(entry_size))
-    num_blocks = triton.cdiv(entry_size, block)
+    block = min(CONV_BLOCK, _next_power_of_two(entry_size))
+    num_blocks = -(-entry_size // block)
     launch(
         conv_window_scatter_kernel,
         (steps.shape[0] * num_blocks, dst.shape[0]),
@@ -245,7 +244,12 @@ def _as_copyable(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _block(entry_size: int, element_size: int) -> int:
-    return min(BLOCK_BYTES // element_size, triton.next_power_of_2(entry_size))
+    return min(BLOCK_BYTES // element_size, _next_power_of_two(entry_size))
+
+
+def _next_power_of_two(n: int) -> int:
+    # Triton's own is meant for kernels and takes microseconds on the host.
+    return 1 << (n - 1).bit_length()
 
 
 @torch.library.custom_op("device_guards::mamba_state_scatter", mutates_args=("dst",))
