@@ -18,7 +18,7 @@ READY := $(VENV)/.ready
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help report test lab doctor lint clean clean-venv
+.PHONY: help report test lab explain doctor lint clean clean-venv
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -33,8 +33,11 @@ test: $(READY) ## run all tests, and every committed notebook against its stored
 lab: $(READY) ## open JupyterLab on the first notebook
 	$(RUN) -m jupyterlab notebooks/00_start_here.ipynb $(ARGS)
 
+explain: $(READY) ## explain a traceback that is pasted (then Ctrl-D), or a file: make explain ARGS=log.txt
+	@$(RUN) -m helpers.explain $(ARGS)
+
 doctor: $(READY) ## look at versions, GPUs and drivers, and say what is wrong and how to mend it
-	$(RUN) -m helpers.doctor
+	@$(RUN) -m helpers.doctor
 
 lint: $(READY) ## ruff on code and notebooks, mypy on the packages
 	$(RUN) -m ruff check .

@@ -146,7 +146,7 @@ def test_the_licence_is_the_one_that_is_declared() -> None:
 class TestMake:
     """The Makefile, in a copy without the network: a python that only writes down what it is asked."""
 
-    TARGETS = ("clean", "clean-venv", "doctor", "help", "lab", "lint", "report", "test")
+    TARGETS = ("clean", "clean-venv", "doctor", "explain", "help", "lab", "lint", "report", "test")
 
     @pytest.fixture
     def copy(self, tmp_path: Path) -> Path:
@@ -187,6 +187,7 @@ class TestMake:
             ("report", ["-m helpers.report"]),
             ("test", ["-m pytest -n 2 --dist loadscope"]),
             ("lab", ["-m jupyterlab notebooks/00_start_here.ipynb"]),
+            ("explain", ["-m helpers.explain"]),
             ("doctor", ["-m helpers.doctor"]),
             ("lint", ["-m ruff check .", "-m ruff format --check .", "-m mypy"]),
         ],
