@@ -113,7 +113,7 @@ def _find_share(batch, worker, log2_workers, BLOCK: tl.constexpr, CHUNKS: tl.con
         # A scan of the whole batch does not fit into registers: find the chunk of the share, then scan that one alone.
         chunk_ends = tl.cumsum(chunk_counts, 0)
         behind = chunk_ends <= first
-        row = BLOCK * tl.minimum(tl.sum(behind.to(tl.int32), 0), CHUNKS - 1)
+        row = BLOCK * tl.sum(behind.to(tl.int32), 0)
         begin = tl.max(tl.where(behind, chunk_ends, 0), 0)
         _, _, count = _prefix(batch, row + column, row + column < size)
     ends = begin + tl.cumsum(count, 0)

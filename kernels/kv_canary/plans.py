@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.guards import GuardError, explain_refusal
 from kernels.kv_canary.checks import check_verify_capacity, check_write_capacity
 
 
@@ -42,7 +43,11 @@ class VerifyPlan:
         Raises:
             GuardError: (ValueError) when the capacity is not positive.
         """
-        check_verify_capacity(verify_capacity)
+        try:
+            check_verify_capacity(verify_capacity)
+        except GuardError as error:
+            explain_refusal(error, "VerifyPlan.allocate", {})
+            raise
         return cls(
             verify_slot_indices=torch.zeros(verify_capacity, dtype=torch.int64, device=device),
             verify_expected_tokens=torch.zeros(verify_capacity, dtype=torch.int64, device=device),
@@ -80,7 +85,11 @@ class WritePlan:
         Raises:
             GuardError: (ValueError) when the capacity is not positive.
         """
-        check_write_capacity(write_req_capacity)
+        try:
+            check_write_capacity(write_req_capacity)
+        except GuardError as error:
+            explain_refusal(error, "WritePlan.allocate", {})
+            raise
         return cls(
             write_offsets=torch.zeros(write_req_capacity + 1, dtype=torch.int64, device=device),
             write_seed_slot_indices=torch.zeros(write_req_capacity, dtype=torch.int64, device=device),
