@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     origin = provenance(options.commit)
     with ThreadPoolExecutor(options.jobs or default_jobs(origin)) as executor:
         results = run_all(jobs, executor)
+    recorded = not options.record or record(jobs, results)
     report = output.Report(origin, jobs, results, evidence.verdicts(results))
     output.write(report, options.out)
-    recorded = not options.record or record(jobs, results)
     print(closing_line(report, options.out))
     return 0 if report.passed and recorded else 1
 

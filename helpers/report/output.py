@@ -83,11 +83,12 @@ def summary(report: Report) -> dict[str, Any]:
 def write(report: Report, out: Path) -> None:
     """Write the report's files into a folder, over those of an earlier report."""
     out.mkdir(parents=True, exist_ok=True)
-    write_pages(report, out)
     content = summary(report)
     (out / "summary.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (out / "index.html").write_text(index(content), encoding="utf-8")
     junit(report).write(str(out / "junit.xml"), pretty=True)
+    # Last, because it is the only part that depends on what is in the notebooks.
+    write_pages(report, out)
 
 
 def write_pages(report: Report, out: Path) -> None:
