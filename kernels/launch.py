@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+from triton.runtime import interpreter as triton_interpreter
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from kernels.guards import interpreter, interpreting
@@ -110,17 +111,24 @@ def _jit_calls_interpreted() -> Iterator[None]:
     Triton decides at decoration time whether a function is compiled or interpreted. Kernels here are decorated for
     compilation, so that one process can do both; while one is interpreted, the functions it calls are too.
     """
-    compiled_call = JITFunction.__call__
+    compiled_call, patch_tensor = JITFunction.__call__, triton_interpreter._patch_lang_tensor
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         return _as_interpreted(function).rewrite()(*args, **kwargs)
 
+    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+        # Triton 3.6 converts the bound of a loop in a way that NumPy 2.4 refuses; 3.7 does it like this.
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    triton_interpreter._patch_lang_tensor = patch_tensor_and_index
     # A launch patches the language as far as the kernel's own module refers to it. Triton's library functions refer
     # to more of it, and a patch made when one of them is called would never be undone; so it is made here, once.
-    library = _patch_lang(triton.language.zeros.fn)
+    library = triton_interpreter._patch_lang(triton.language.zeros.fn)
     JITFunction.__call__ = call  # type: ignore[method-assign]
     try:
         yield
     finally:
         JITFunction.__call__ = compiled_call  # type: ignore[method-assign]
+        triton_interpreter._patch_lang_tensor = patch_tensor
         library.restore()

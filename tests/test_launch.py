@@ -33,6 +33,20 @@ def test_a_kernel_with_helpers_and_library_functions_runs(device: torch.device) 
     assert out.tolist() == [0.0, 2.0, 6.0, 12.0, 20.0]
 
 
+@triton.jit
+def count_to(out_ptr, n):
+    total = 0
+    for i in range(0, n):
+        total += i
+    tl.store(out_ptr, total)
+
+
+def test_a_loop_with_a_bound_from_the_host(device: torch.device) -> None:
+    out = torch.zeros(1, dtype=torch.int32, device=device)
+    launch(count_to, (1,), out, 5, device=device)
+    assert out.item() == 10
+
+
 def test_interpreting_leaves_the_compiler_as_it_was(interpreted: torch.device) -> None:
     x, out = torch.zeros(4), torch.zeros(4)
     launch(running_sums, (1,), x, out, 4, device=interpreted, BLOCK=4)

@@ -13,10 +13,10 @@ import triton.language as tl
 VALUE_CHANNELS = 512
 BLOCK_HEADS = 64
 
-# Keys per step and launch options. On Hopper three stages hide the gather behind the products of the step before.
+# Keys per step and launch options. On Hopper five stages hide the gather behind the products of the step before.
 # Elsewhere a pipeline costs spills; with other matrix instructions the accumulator wants eight warps.
 # tests/test_sparse_mla_compiles.py shows the figures.
-HOPPER_TILE = {"BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+HOPPER_TILE = {"BLOCK_K": 32, "num_warps": 4, "num_stages": 5}
 NVIDIA_TILE = {"BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
 AMD_TILE = {"BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
 
