@@ -11,6 +11,7 @@ import pytest
 
 import kernels
 from helpers.atlas import records, spec, specs
+from helpers.atlas.__main__ import errors_page
 from helpers.reproduce import NotReproducedError, refusal, reproduce
 from kernels.guards import Guard, GuardError
 
@@ -98,3 +99,8 @@ def test_a_reproduction_with_other_words_fails() -> None:
 def test_other_errors_are_not_taken_for_refusals() -> None:
     with pytest.raises(ZeroDivisionError), refusal("some message"):
         raise ZeroDivisionError
+
+
+def test_errors_page_is_up_to_date() -> None:
+    page = PACKAGE.parent / "docs" / "errors.md"
+    assert page.read_text() == errors_page(), "run: python -m helpers.atlas > docs/errors.md"

@@ -17,7 +17,9 @@ __all__ = ["Record", "Spec", "record", "records", "spec", "specs"]
 
 @cache
 def _modules() -> tuple[object, ...]:
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name not in ("changes", "record"))
+    names = sorted(
+        info.name for info in pkgutil.iter_modules(__path__) if info.name not in ("__main__", "changes", "record")
+    )
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)
 
 

@@ -100,6 +100,13 @@ class Record:
         return re.compile("".join(parts))
 
     @property
+    def outline(self) -> str:
+        """The message with an ellipsis for every fill, as a person would quote it."""
+        return "".join(
+            text + ("…" if name is not None else "") for text, name, _, _ in string.Formatter().parse(self.message)
+        )
+
+    @property
     def literal_length(self) -> int:
         """Number of fixed characters in the message: the longer, the more a match means."""
         return sum(len(text) for text, _, _, _ in string.Formatter().parse(self.message))
