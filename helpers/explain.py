@@ -180,15 +180,31 @@ def _likeness(said: str, fixed: str) -> float:
     return (shared + difflib.SequenceMatcher(None, said, fixed, autojunk=False).ratio()) / 2
 
 
-def notebook_path(stem: str) -> str | None:
-    """Path of a notebook below the project's root, or None where the notebooks are not installed."""
+@cache
+def notebook_link(stem: str, section: str) -> str | None:
+    """A notebook's path below the project's root, with its section's anchor as JupyterLab knows it.
+
+    Args:
+        stem: end of the notebook's name.
+        section: its heading in lower case, with dashes. A notebook without it is linked to as a whole.
+
+    Returns:
+        None where the notebooks are not installed.
+    """
     found = sorted((_ROOT / "notebooks").glob(f"*{stem}.ipynb"))
-    return found[0].relative_to(_ROOT).as_posix() if found else None
+    if not found:
+        return None
+    path = found[0].relative_to(_ROOT).as_posix()
+    cells = json.loads(found[0].read_text(encoding="utf-8"))["cells"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    headings = (heading.replace(" ", "-") for heading in re.findall(r"^#+ +(.+?) *$", prose, re.MULTILINE))
+    anchor = next((heading for heading in headings if heading.lower() == section), None)
+    return f"{path}#{anchor}" if anchor else path
 
 
 def _read_on(finding: Finding) -> str:
-    path = notebook_path(finding.notebook)
-    place = f"{path}#{finding.section}" if path else f"notebook {finding.notebook}, section {finding.section}"
+    link = notebook_link(finding.notebook, finding.section)
+    place = link or f"notebook {finding.notebook}, section {finding.section}"
     return f"{place}; cases {', '.join(finding.cases)}" if finding.cases else place
 
 
@@ -229,9 +245,9 @@ def _finding_html(finding: Finding) -> str:
     rows = []
     for label, value in _finding_rows(finding):
         cell = html.escape(value)
-        if label == "read on" and (path := notebook_path(finding.notebook)):
-            link = f"{Path(path).name}#{finding.section}"
-            cell = cell.replace(f"{path}#{finding.section}", f'<a href="{link}">{link}</a>')
+        if label == "read on" and (link := notebook_link(finding.notebook, finding.section)):
+            near = link.removeprefix("notebooks/")
+            cell = cell.replace(html.escape(link), f'<a href="{html.escape(near)}">{html.escape(near)}</a>')
         rows.append(f'<tr><th style="text-align:left">{label}</th><td style="text-align:left">{cell}</td></tr>')
     title, message = html.escape(_title(finding)), html.escape(finding.message)
     return f"<p><strong>{title}</strong><br><code>{message}</code></p><table>{''.join(rows)}</table>"

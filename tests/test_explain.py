@@ -20,7 +20,7 @@ import triton
 from helpers import topology
 from helpers.atlas import Record, records, spec
 from helpers.calls import Call
-from helpers.explain import UnreadableInputError, explain, explain_file, load_ipython_extension, main
+from helpers.explain import UnreadableInputError, explain, explain_file, load_ipython_extension, main, notebook_link
 from helpers.tracebacks.findings import findings
 from helpers.tracebacks.foreign import FOREIGN
 from helpers.tracebacks.logs import Line, clean, windows
@@ -179,6 +179,20 @@ def test_without_evidence_a_guard_is_shown_once_with_all_its_arguments() -> None
     (finding,) = explain(example).findings
     assert set(finding.arguments) == {"mamba_track_indices", "mamba_steps_to_track"}
     assert "mamba_steps_to_track or mamba_track_indices" in explain(example).text(width=200)
+
+
+@pytest.mark.parametrize(
+    ("dst", "src", "arguments"),
+    [
+        ("type='cuda', index=0", "type='cuda', index=1", {"dst", "src"}),
+        ("type='cpu'", "type='cuda', index=0", {"dst"}),
+        ("type='cuda', index=1", "type='cpu'", {"src"}),
+    ],
+)
+def test_devices_in_the_message_accuse_only_where_they_prove_it(dst: str, src: str, arguments: set[str]) -> None:
+    message = f"dst and src must be on the same device. dst.device=device({dst}) src.device=device({src})"
+    (finding,) = explain(message).findings
+    assert set(finding.arguments) == arguments
 
 
 def test_the_function_in_the_traceback_tells_twins_apart() -> None:
@@ -451,6 +465,28 @@ def test_the_magic_says_when_there_is_nothing(
     monkeypatch.delattr(sys, "last_value", raising=False)
     assert shell.run_line_magic("explain", "") is None  # type: ignore[attr-defined]
     assert "no exception" in capsys.readouterr().out
+
+
+PLACES = {(spec(record.function).notebook, record.section) for record in records().values()}
+PLACES |= {(entry.notebook, entry.section) for entry in FOREIGN}
+
+
+@pytest.mark.parametrize(("stem", "section"), sorted(PLACES))
+def test_links_lead_to_sections_that_are_there(stem: str, section: str) -> None:
+    link = notebook_link(stem, section)
+    if link is None:
+        pytest.skip(f"there is no notebook {stem} yet")
+    assert link.rpartition("#")[2].lower() == section
+
+
+def test_a_notebooks_link_keeps_the_headings_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [{"cell_type": "markdown", "source": ["# Title\n", "\n", "## What PyTorch says\n"]}]
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "07_lesson.ipynb").write_text(json.dumps({"cells": cells}))
+    monkeypatch.setattr("helpers.explain._ROOT", tmp_path)
+    assert notebook_link("lesson", "what-pytorch-says") == "notebooks/07_lesson.ipynb#What-PyTorch-says"
+    assert notebook_link("lesson", "gone") == "notebooks/07_lesson.ipynb"
+    assert notebook_link("absent", "gone") is None
 
 
 def test_text_in_html_is_escaped() -> None:

@@ -135,8 +135,10 @@ def narrow(candidates: list[Record], hit: Hit, evidence: Evidence) -> list[Recor
         lambda record: _named(record, hit),
         lambda record: record.function in evidence.words,
         lambda record: record.argument in evidence.offenders,
-        lambda record: record.example == hit.message and not evidence.offenders,
-        lambda record: _devices(_fills(hit.wording, record.example)) == _devices(hit.fills),
+        lambda record: record.argument in _alone_on_cpu(hit),
+        # Of two GPUs none is the wrong one by its number, so there an example that agrees proves nothing.
+        lambda record: "cpu" in _kinds(hit.fills) and _kinds(_fills(hit.wording, record.example)) == _kinds(hit.fills),
+        lambda record: record.error != "DeviceError" and record.example == hit.message,
     ]
     for test in tests:
         candidates = [record for record in candidates if test(record)] or candidates
@@ -173,8 +175,16 @@ def _fills(wording: Wording, message: str) -> tuple[str, ...]:
     return next(fills for _, _, _, fills in wording.match(message))
 
 
-def _devices(fills: tuple[str, ...]) -> list[str]:
+def _kinds(fills: tuple[str, ...]) -> list[str]:
+    """The kinds of the devices among a message's values."""
     return [match[1] for fill in fills if (match := _DEVICE.search(fill))]
+
+
+def _alone_on_cpu(hit: Hit) -> list[str]:
+    """The argument that the message shows on the CPU, where it shows others on a GPU."""
+    shown = {field: fill for field, fill in zip(hit.wording.fields, hit.fills, strict=True) if ".device" in field}
+    there = [field.partition(".device")[0] for field, fill in shown.items() if _kinds((fill,)) == ["cpu"]]
+    return there if len(there) < len(shown) else []
 
 
 def _guard(chosen: list[Record], hit: Hit, evidence: Evidence, line: Line) -> Finding:

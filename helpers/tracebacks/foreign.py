@@ -175,7 +175,7 @@ FOREIGN = (
         happens="A CPU-only build of PyTorch, no driver, a container without --gpus, or an empty CUDA_VISIBLE_DEVICES.",
         fix="make doctor says which it is; without a GPU use stand-ins and the interpreter, as this project does",
         notebook="00_start_here",
-        section="what-is-real-here",
+        section="what-is-real-on-this-machine",
     ),
     Foreign(
         id="cuda.ordinal",
