@@ -66,17 +66,18 @@ class Explanation:
     findings: tuple[Finding, ...]
     near_misses: tuple[NearMiss, ...] = ()
 
-    def text(self, *, all: bool = False, width: int = 100) -> str:
+    def text(self, *, all: bool = False, width: int = 100, numbered: bool = True) -> str:
         """As plain text.
 
         Args:
             all: every finding in full, not only the first few.
             width: columns.
+            numbered: whether to give line numbers also where no rank is named.
         """
         if not self.findings:
             return _near_text(self.near_misses, width)
         shown = self.findings if all else self.findings[:_SHOWN]
-        parts = [_finding_text(finding, width) for finding in shown]
+        parts = [_finding_text(finding, width, numbered) for finding in shown]
         if left := len(self.findings) - len(shown):
             parts.append(f"{left} more; --all shows them")
         return "\n\n".join(parts)
@@ -86,7 +87,8 @@ class Explanation:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
     def __repr__(self) -> str:
-        return self.text()
+        # In a notebook, the place within a traceback tells nothing and differs between versions of Python.
+        return self.text(numbered=False)
 
     def _repr_html_(self) -> str:
         if not self.findings:
@@ -220,7 +222,7 @@ def _title(finding: Finding) -> str:
     return f"{finding.error}{where}{what}"
 
 
-def _finding_rows(finding: Finding) -> Iterator[tuple[str, str]]:
+def _finding_rows(finding: Finding, numbered: bool) -> Iterator[tuple[str, str]]:
     yield "means", finding.meaning
     yield "happens", finding.happens
     yield "fix", finding.fix
@@ -228,13 +230,14 @@ def _finding_rows(finding: Finding) -> Iterator[tuple[str, str]]:
         label, _, rest = detail.partition("fix: ")
         yield ("here", detail) if label else ("fix here", rest)
     yield "read on", _read_on(finding)
-    yield "seen", _seen(finding)
+    if numbered or finding.ranks:
+        yield "seen", _seen(finding)
 
 
-def _finding_text(finding: Finding, width: int) -> str:
+def _finding_text(finding: Finding, width: int, numbered: bool) -> str:
     lines = textwrap.wrap(_title(finding), width, subsequent_indent="    ")
     lines += textwrap.wrap(finding.message, width, initial_indent="    ", subsequent_indent="    ")
-    for label, value in _finding_rows(finding):
+    for label, value in _finding_rows(finding, numbered):
         lines += textwrap.wrap(
             value, width, initial_indent=f"{label:9}", subsequent_indent=" " * 9, break_long_words=False
         )
@@ -243,7 +246,7 @@ def _finding_text(finding: Finding, width: int) -> str:
 
 def _finding_html(finding: Finding) -> str:
     rows = []
-    for label, value in _finding_rows(finding):
+    for label, value in _finding_rows(finding, numbered=False):
         cell = html.escape(value)
         if label == "read on" and (link := notebook_link(finding.notebook, finding.section)):
             near = link.removeprefix("notebooks/")

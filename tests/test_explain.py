@@ -449,6 +449,7 @@ def test_the_magic_explains_the_last_exception(shell: object, monkeypatch: pytes
     (finding,) = explanation.findings
     assert finding.records == (f"{DEVICE}/src",)
     assert "odd one out: src on cuda:1" in repr(explanation)
+    assert "seen" not in repr(explanation)
     assert "<table>" in explanation._repr_html_()
 
 
