@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_canary_batches import (
@@ -305,13 +306,14 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(batches(), st.sampled_from(SMALL_TILINGS))
-def test_equals_plain_python_for_any_batch(args: dict[str, Any], tiling: api.Tiling) -> None:
+@given(batches(), st.sampled_from(SMALL_TILINGS), st.sampled_from([tl.int32, tl.int64]))
+def test_equals_plain_python_for_any_batch(args: dict[str, Any], tiling: api.Tiling, index: tl.dtype) -> None:
     want, other = expected(args), copied(args)
     kernels.launch_canary_plan_kernels(**args)
     assert_plan(args, want)
     with interpreter(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "TILINGS", (tiling,))
+        patch.setattr(api, "_index_dtype", lambda *tables: index)
         kernels.launch_canary_plan_kernels(**other)
     assert_plan(other, want)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
 from kernels.guards import GuardError, explain_refusal, on_gpu
 from kernels.kv_canary import checks
@@ -36,13 +37,13 @@ class Tiling:
 
 
 # From the smallest batches to the largest. Small ones are a chain of dependent loads, so their entries are spread
-# thinly over many programs. Large ones are bound by the bandwidth of the stores, while every program reads the whole
-# batch first, so there are only as many as run at once.
+# thinly over many programs. In large ones every worker reads the whole batch before it writes, so it gets more to do.
 TILINGS = (
     Tiling(block=16, chunks=1, tile=128, num_warps=4, max_log2_workers=9),
-    Tiling(block=256, chunks=1, tile=256, num_warps=8, max_log2_workers=9),
-    Tiling(block=256, chunks=4, tile=512, num_warps=8, max_log2_workers=9),
-    Tiling(block=256, chunks=16, tile=1024, num_warps=16, max_log2_workers=8),
+    Tiling(block=64, chunks=1, tile=128, num_warps=4, max_log2_workers=9),
+    Tiling(block=256, chunks=1, tile=256, num_warps=4, max_log2_workers=9),
+    Tiling(block=256, chunks=4, tile=512, num_warps=4, max_log2_workers=9),
+    Tiling(block=256, chunks=16, tile=512, num_warps=4, max_log2_workers=10),
 )
 
 SCATTER_BLOCK = 1024
@@ -243,8 +244,15 @@ def _launch_plan(
         BLOCK=tiling.block,
         CHUNKS=tiling.chunks,
         TILE=tiling.tile,
+        INDEX=_index_dtype(req_to_token, tokens),
         num_warps=tiling.num_warps,
     )
+
+
+def _index_dtype(*tables: torch.Tensor | None) -> tl.dtype:
+    """What holds any row and column of these tables: 64 bits for every entry of a tile cost twice the registers."""
+    narrow = all(max(table.shape) < 1 << 31 for table in tables if table is not None)
+    return tl.int32 if narrow else tl.int64
 
 
 def _log2_workers(most_entries: int, tiling: Tiling) -> int:

@@ -99,8 +99,12 @@ def _find_share(batch, worker, log2_workers, BLOCK: tl.constexpr, CHUNKS: tl.con
         _, _, count = _prefix(batch, column, column < size)
         total = tl.sum(count, 0)
     else:
-        rows = tl.arange(0, CHUNKS)[:, None] * BLOCK + column[None, :]
-        _, _, counts = _prefix(batch, rows, rows < size)
+        # Half a chunk at a time, because a program holds what it has asked for in registers until it comes.
+        counts = tl.zeros([CHUNKS, BLOCK // 2], dtype=tl.int64)
+        for half in range(0, tl.minimum(size, BLOCK), BLOCK // 2):
+            rows = half + tl.arange(0, CHUNKS)[:, None] * BLOCK + tl.arange(0, BLOCK // 2)[None, :]
+            _, _, count = _prefix(batch, rows, rows < size)
+            counts += count
         chunk_counts = tl.sum(counts, 1)
         total = tl.sum(chunk_counts, 0)
     # The number of workers is a power of two, because a 64-bit division takes as long as a load.
@@ -124,53 +128,65 @@ def _find_share(batch, worker, log2_workers, BLOCK: tl.constexpr, CHUNKS: tl.con
 
 
 @triton.jit
+def _load_row(batch, expected, row):
+    """Pool index, first position, number of positions and end of the known tokens of one request, or of none."""
+    expected_ptr, _, expected_lens_ptr, expected_rows, expected_width, _ = expected
+    exists = row < batch[2]
+    pool, start, count = _prefix(batch, row, exists)
+    token_end = tl.zeros([], dtype=tl.int64)
+    if expected_ptr is not None:
+        known = tl.load(expected_lens_ptr + row, mask=exists, other=0)
+        token_end = tl.where(pool < expected_rows, tl.minimum(tl.maximum(known, 0), expected_width), 0)
+    return pool, start, count, token_end
+
+
+@triton.jit
 def _write_entries(verify_plan, entry, pool, position, token_end, table, mapping, expected, exists, FULL: tl.constexpr):
     """The four fields of a tile of entries. FULL promises that all of them exist, so that stores need no mask."""
     slots_ptr, tokens_ptr, positions_ptr, prevs_ptr = verify_plan
     table_ptr, table_stride = table
     expected_ptr, expected_stride, _, _, _, token_shift = expected
     stored = None if FULL else exists
+    pool = pool.to(tl.int64)
     source = table_ptr + pool * table_stride + position
     slot = tl.load(source, mask=stored)
     prev = tl.load(source - 1, mask=exists & (position > 0), other=-1)
     token = tl.full(position.shape, -1, tl.int64)
     if expected_ptr is not None:
-        place = position + token_shift
+        place = position.to(tl.int64) + token_shift
         known = exists & (place >= 0) & (place < token_end)
         token = tl.load(expected_ptr + pool * expected_stride + place, mask=known, other=-1).to(tl.int64)
-    tl.store(positions_ptr + entry, position, mask=stored)
+    tl.store(positions_ptr + entry, position.to(tl.int64), mask=stored)
     tl.store(slots_ptr + entry, _translate(mapping, slot, exists), mask=stored)
     tl.store(prevs_ptr + entry, _translate(mapping, prev, exists), mask=stored)
     tl.store(tokens_ptr + entry, token, mask=stored)
 
 
 @triton.jit
-def _write_share(verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE: tl.constexpr):
+def _write_share(
+    verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE: tl.constexpr, INDEX: tl.constexpr
+):
     """The entries from ``first`` to ``end``; request ``row`` has the first of them and begins at entry ``begin``."""
-    expected_ptr, _, expected_lens_ptr, expected_rows, expected_width, _ = expected
+    owner, start, count, known = _load_row(batch, expected, row)
+    # The next request is always under way while this one is written, so that nobody waits for it.
+    next_owner, next_start, next_count, next_known = _load_row(batch, expected, row + 1)
     for tile in range(first, end, TILE):
         tile = tl.multiple_of(tile, ALIGN)
         tile_end = tl.minimum(tile + TILE, end)
         entry = tile + tl.arange(0, TILE)
-        pool = tl.zeros([TILE], dtype=tl.int64)
-        position = tl.zeros([TILE], dtype=tl.int64)
-        token_end = tl.zeros([TILE], dtype=tl.int64)
-        last_begin = begin
+        pool = tl.zeros([TILE], dtype=INDEX) + owner.to(INDEX)
+        position = (entry - begin + start).to(INDEX)
+        token_end = tl.zeros([TILE], dtype=INDEX) + known.to(INDEX)
         # Lay the requests of this tile over one another, each from its first entry on, so that the last one stays.
-        while begin < tile_end:
-            owner, start, count = _prefix(batch, row, True)
-            own = entry >= begin
-            pool = tl.where(own, owner, pool)
-            position = tl.where(own, entry - begin + start, position)
-            if expected_ptr is not None:
-                known = tl.minimum(tl.load(expected_lens_ptr + row), expected_width)
-                token_end = tl.where(own, tl.where(owner < expected_rows, known, 0), token_end)
-            last_begin = begin
+        while begin + count < tile_end:
             begin += count
             row += 1
-        if begin > tile_end:  # the last request goes on in the next tile
-            begin = last_begin
-            row -= 1
+            owner, start, count, known = next_owner, next_start, next_count, next_known
+            next_owner, next_start, next_count, next_known = _load_row(batch, expected, row + 1)
+            own = entry >= begin
+            pool = tl.where(own, owner.to(INDEX), pool)
+            position = tl.where(own, (entry - begin + start).to(INDEX), position)
+            token_end = tl.where(own, known.to(INDEX), token_end)
         exists = entry < tile_end
         if tile_end - tile == TILE:
             all_exist = tl.full([TILE], True, tl.int1)
@@ -231,8 +247,11 @@ def plan_kernel(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """The whole plan, for at most BLOCK x CHUNKS requests, TILE entries at a time.
+
+    INDEX is the dtype that holds any row and column of the tables.
 
     Without a mapping or expected tokens their pointers are None; without a window, ``window`` is ``max_len``.
 
@@ -251,7 +270,7 @@ def plan_kernel(
         total, first, end, row, begin = _find_share(batch, worker, log2_workers, BLOCK, CHUNKS)
         if total <= capacity:
             verify_plan = (slots_ptr, tokens_ptr, positions_ptr, prevs_ptr)
-            _write_share(verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE)
+            _write_share(verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE, INDEX)
 
 
 @triton.jit(do_not_specialize=("flat_len", "pool_rows", "pool_width", "pool_row_stride"))

@@ -10,6 +10,7 @@ import torch
 
 from kernels.guards import GuardError, explain_refusal, is_fake, tensors_of
 from kernels.kv_canary import checks
+from kernels.kv_canary.checks import REFERENCE_SLOT
 from kernels.kv_canary.plans import VerifyPlan, WritePlan
 
 
@@ -141,7 +142,7 @@ def _translate(slot: torch.Tensor, mapping: torch.Tensor) -> torch.Tensor:
 def _refuse_unmapped(slots: torch.Tensor, mapping: torch.Tensor) -> None:
     outside = slots[slots >= mapping.shape[0]]
     if outside.numel() > 0:
-        raise checks.REFERENCE_SLOT.refuse("req_to_token", expected=mapping.shape[0], got=int(outside[0]))
+        raise REFERENCE_SLOT.refuse("req_to_token", expected=mapping.shape[0], got=int(outside[0]))
 
 
 def _write_verify_plan(
