@@ -115,13 +115,13 @@ def _launched(
 LAUNCH_ON = Exercise(
     id="devices.launch",
     title="launch where the tensors are",
-    statement="This function launches on the GPU of the tensors. It works in every test of its author, who has one GPU, "
-    "and it breaks the code of everybody who calls it on another. Repair it.\n\n"
-    "`gpus` stands for `torch.cuda`: `gpus.current` is the index of the current device, and `gpus.set_device(i)` changes "
-    "it. Whatever happens during the launch, the current device must be the same afterwards as before.",
+    statement="This function launches on the GPU of the tensors. It works in every test of its author, who has one "
+    "GPU, and it breaks the code of everybody who calls it on another. Repair it.\n\n"
+    "`gpus` stands for `torch.cuda`: `gpus.current` is the index of the current device, and `gpus.set_device(i)` "
+    "changes it. Whatever happens during the launch, the current device must be the same afterwards as before.",
     answer="launch_on",
     stub='''\
-def launch_on(gpus, index: int, launch: Callable[[], None]) -> None:
+def launch_on(gpus: Gpus, index: int, launch: Callable[[], None]) -> None:
     """Launch with GPU `index` current, and leave the current device as it was."""
     gpus.set_device(index)
     launch()
@@ -172,9 +172,9 @@ SHARE_MEMORY = Exercise(
     title="do two tensors share memory?",
     statement="Two outputs of a kernel must not share bytes. Write the check, so that it is right for stand-ins too, "
     "which all have address 0.\n\n"
-    "Two tensors are views of one storage if their `untyped_storage()._cdata` are equal. Where a view lies in it follows "
-    "from `storage_offset()`, `shape`, `stride()` and `element_size()`; offsets and strides count elements. Judge the "
-    "span from the first byte of a tensor to its last, and let empty tensors share nothing.",
+    "Two tensors are views of one storage if their `untyped_storage()._cdata` are equal. Where a view lies in it "
+    "follows from `storage_offset()`, `shape`, `stride()` and `element_size()`; offsets and strides count elements. "
+    "Judge the span from the first byte of a tensor to its last, and let empty tensors share nothing.",
     answer="share_memory",
     stub='''\
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
