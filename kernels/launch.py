@@ -34,7 +34,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     Args:
         kernel: a ``@triton.jit`` function whose constexpr parameters come last.
         grid: number of programs in up to three dimensions. With a zero in it, nothing is launched.
-        *args: the kernel's arguments.
+        *args: the kernel's arguments, in the order of its signature.
         device: where the tensors are: a GPU, or the CPU for the interpreter.
         **options: every constexpr argument, and launch options (``num_warps``, ``num_stages``).
     """
@@ -75,6 +75,9 @@ def _launch_compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], 
     found = _compiled.get(key)
     if found is None:
         compiled = kernel[grid](*args, **options)
+        if len(args) != sum(not p.is_constexpr for p in kernel.params):
+            # Some arguments came by keyword, whose place only Triton knows.
+            return
         constants = tuple(options[p.name] for p in kernel.params if p.is_constexpr)
         # The kernel is kept as well, so that its id is not given to another one.
         _compiled[key] = (compiled, constants, kernel)
