@@ -18,7 +18,7 @@ INT32 = {*COUNTERS, "table_ptr", "expected_ptr"}
 
 def compile_plan(target: str, tiling: Tiling, *, mapped: bool = True, tokens: bool = True) -> Compiled:
     constants: dict[str, Any] = {"BLOCK": tiling.block, "CHUNKS": tiling.chunks, "TILE": tiling.tile}
-    constants["INDEX"] = tl.int32
+    constants |= {"INDEX": tl.int32, "VECTOR": tiling.vector}
     if not mapped:
         constants["mapping_ptr"] = None
     if not tokens:
@@ -51,11 +51,12 @@ def test_plan_without_mapping_or_tokens(mapped: bool, tokens: bool) -> None:
     assert built.registers <= 128
 
 
-def test_a_full_tile_is_stored_in_16_byte_accesses() -> None:
-    tiling = TILINGS[2]
+@pytest.mark.parametrize("vector", [True, False])
+def test_vector_stores_a_full_tile_16_bytes_at_a_time(vector: bool) -> None:
+    tiling = Tiling(block=256, chunks=1, tile=256, num_warps=4, max_log2_workers=9, vector=vector)
     built = compile_plan("sm_90", tiling)
     stores = len(re.findall(r"st\.global\S*\.v2\.b64", built.asm["ptx"]))
-    assert stores == 4 * tiling.tile // (2 * 32 * tiling.num_warps)
+    assert stores == vector * 4 * tiling.tile // (2 * 32 * tiling.num_warps)
 
 
 @pytest.mark.parametrize("target", TARGETS)

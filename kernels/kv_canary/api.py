@@ -27,6 +27,7 @@ class Tiling:
         tile: entries that are written at once.
         num_warps: of every program.
         max_log2_workers: base-2 logarithm of the most programs that write entries.
+        vector: whether entries are stored 16 bytes at a time.
     """
 
     block: int
@@ -34,16 +35,18 @@ class Tiling:
     tile: int
     num_warps: int
     max_log2_workers: int
+    vector: bool = False
 
 
-# From the smallest batches to the largest. Small ones are a chain of dependent loads, so their entries are spread
-# thinly over many programs. In large ones every worker reads the whole batch before it writes, so it gets more to do.
+# From the smallest batches to the largest, as measured on an H200 (docs/performance.md). Small ones are a chain of
+# dependent loads, so their entries are spread thinly over many programs. In large ones every worker reads the whole
+# batch before it writes, so it gets more to do; and only the largest are so bound by the stores that wide ones pay.
 TILINGS = (
     Tiling(block=16, chunks=1, tile=128, num_warps=4, max_log2_workers=9),
-    Tiling(block=64, chunks=1, tile=128, num_warps=4, max_log2_workers=9),
-    Tiling(block=256, chunks=1, tile=256, num_warps=4, max_log2_workers=9),
+    Tiling(block=64, chunks=1, tile=128, num_warps=2, max_log2_workers=9),
+    Tiling(block=512, chunks=1, tile=512, num_warps=4, max_log2_workers=9),
     Tiling(block=256, chunks=4, tile=512, num_warps=4, max_log2_workers=9),
-    Tiling(block=256, chunks=16, tile=512, num_warps=4, max_log2_workers=10),
+    Tiling(block=256, chunks=16, tile=512, num_warps=4, max_log2_workers=10, vector=True),
 )
 
 SCATTER_BLOCK = 1024
@@ -245,6 +248,7 @@ def _launch_plan(
         CHUNKS=tiling.chunks,
         TILE=tiling.tile,
         INDEX=_index_dtype(req_to_token, tokens),
+        VECTOR=tiling.vector,
         num_warps=tiling.num_warps,
     )
 

@@ -107,9 +107,9 @@ def _find_share(batch, worker, log2_workers, BLOCK: tl.constexpr, CHUNKS: tl.con
             counts += count
         chunk_counts = tl.sum(counts, 1)
         total = tl.sum(chunk_counts, 0)
-    # The number of workers is a power of two, because a 64-bit division takes as long as a load.
-    share = (total + (1 << log2_workers) - 1) >> log2_workers
-    share = (share + ALIGN - 1) // ALIGN * ALIGN
+    # The number of workers is a power of two, because a 64-bit division takes as long as a load. The next multiple of
+    # ALIGN is found in a way that the compiler does not see through: what it may know of it, VECTOR decides.
+    share = ((total >> log2_workers) | (ALIGN - 1)) + 1
     first = worker * share
     row = 0
     begin = tl.zeros([], dtype=tl.int64)
@@ -164,16 +164,28 @@ def _write_entries(verify_plan, entry, pool, position, token_end, table, mapping
 
 @triton.jit
 def _write_share(
-    verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE: tl.constexpr, INDEX: tl.constexpr
+    verify_plan,
+    batch,
+    table,
+    mapping,
+    expected,
+    first,
+    end,
+    row,
+    begin,
+    TILE: tl.constexpr,
+    INDEX: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """The entries from ``first`` to ``end``; request ``row`` has the first of them and begins at entry ``begin``."""
     owner, start, count, known = _load_row(batch, expected, row)
     # The next request is always under way while this one is written, so that nobody waits for it.
     next_owner, next_start, next_count, next_known = _load_row(batch, expected, row + 1)
     for tile in range(first, end, TILE):
-        tile = tl.multiple_of(tile, ALIGN)
         tile_end = tl.minimum(tile + TILE, end)
         entry = tile + tl.arange(0, TILE)
+        if VECTOR:
+            entry = tl.max_contiguous(tl.multiple_of(entry, ALIGN), ALIGN)
         pool = tl.zeros([TILE], dtype=INDEX) + owner.to(INDEX)
         position = (entry - begin + start).to(INDEX)
         token_end = tl.zeros([TILE], dtype=INDEX) + known.to(INDEX)
@@ -248,10 +260,12 @@ def plan_kernel(
     CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
     INDEX: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """The whole plan, for at most BLOCK x CHUNKS requests, TILE entries at a time.
 
-    INDEX is the dtype that holds any row and column of the tables.
+    INDEX is the dtype that holds any row and column of the tables. With VECTOR the fields of full tiles are stored 16
+    bytes at a time, at the price of an exchange between threads before.
 
     Without a mapping or expected tokens their pointers are None; without a window, ``window`` is ``max_len``.
 
@@ -270,7 +284,7 @@ def plan_kernel(
         total, first, end, row, begin = _find_share(batch, worker, log2_workers, BLOCK, CHUNKS)
         if total <= capacity:
             verify_plan = (slots_ptr, tokens_ptr, positions_ptr, prevs_ptr)
-            _write_share(verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE, INDEX)
+            _write_share(verify_plan, batch, table, mapping, expected, first, end, row, begin, TILE, INDEX, VECTOR)
 
 
 @triton.jit(do_not_specialize=("flat_len", "pool_rows", "pool_width", "pool_row_stride"))
