@@ -7,10 +7,11 @@ import triton.testing
 
 import kernels
 from helpers import topology
-from helpers.experiments._kda_replayssm_raw import RINGS, guards_off, large_step
+from helpers.experiments._kda_replayssm_raw import RINGS, guards_off
+from helpers.serving_kda_replayssm import serving_step
 
 if topology.exists(topology.HOME):
-    near = large_step(32, 32, 128, 16, topology.HOME)
+    near = serving_step(32, 14, topology.HOME)
     # An append changes the entry at the cursor alone, so both calls see the same ring however often they are made.
     pinned = {**near, "out": near["out"].clone(), **{ring: near[ring].cpu().pin_memory() for ring in RINGS}}
 
