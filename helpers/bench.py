@@ -55,6 +55,25 @@ def measure(name: str, call: Callable[[], object], bytes_moved: int) -> Measurem
     return Measurement(name, bytes_moved, triton.testing.do_bench(call, return_mode="median") * 1e3)
 
 
+def measure_replayed(name: str, call: Callable[[], object], bytes_moved: int) -> Measurement:
+    """Median time of a call inside a CUDA graph, where gaps between launches vanish. Caches are left as they are.
+
+    Args: as :func:`measure`.
+    """
+    return Measurement(name, bytes_moved, triton.testing.do_bench_cudagraph(call, return_mode="median") * 1e3)
+
+
+def matrix_ceiling(size: int = 8192) -> float:
+    """What PyTorch's own FP8 matrix product reaches on this GPU, on random numbers, in TFLOP/s."""
+    a, b = ((torch.randn(size, size, device=topology.HOME) * 80).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=topology.HOME)
+
+    def product() -> object:
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return 2 * size**3 / measure("product", product, 0).us / 1e6
+
+
 def copy_ceiling(gigabytes: float = 2.0) -> float:
     """What a device-to-device copy reaches on this GPU, in GB/s read plus written."""
     source = torch.empty(int(gigabytes * 1e9), dtype=torch.uint8, device=topology.HOME).random_()

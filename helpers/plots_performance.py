@@ -1,0 +1,81 @@
+"""The roofline: what each kernel reached, under what this GPU can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from helpers.plots import BLUE, DARK_ORANGE, ORANGE, PAPER, Picture, new_figure
+
+_MARKERS = "osD^vP*X"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured call.
+
+    Attributes:
+        kernel: points of one kernel share a marker.
+        name: of the call.
+        intensity: floating-point operations per byte; 0 for copies and integer work.
+        us: measured time in microseconds.
+        bytes: the least it must move.
+        operations: the least it must do.
+    """
+
+    kernel: str
+    name: str
+    intensity: float
+    us: float
+    bytes: int
+    operations: int
+
+
+def attained(point: Point, gbps: float, tflops: float) -> float:
+    """The larger of the two floors (bytes over bandwidth, operations over rate) over the measured time."""
+    return max(point.bytes / gbps / 1e3, point.operations / tflops / 1e6) / point.us
+
+
+def draw_roofline(points: Sequence[Point], gbps: float, tflops: float, device: str = "this GPU") -> Picture:
+    """Operations per second over operations per byte, and the two ceilings above them.
+
+    Args:
+        points: what was measured, those with operations; others have no place on a roofline.
+        gbps: bandwidth ceiling measured in the same run.
+        tflops: matrix rate measured in the same run.
+        device: for the title.
+    """
+    placed = [point for point in points if point.operations]
+    if not placed:
+        raise ValueError("none of these calls does floating-point work: there is nothing to place under a roofline")
+    figure, axes = new_figure(height=4.2)
+    ridge = tflops * 1e3 / gbps
+    ends = (min(point.intensity for point in placed) / 3, max(ridge, *(point.intensity for point in placed)) * 3)
+    axes.plot([ends[0], ridge, ends[1]], [ends[0] * gbps / 1e3, tflops, tflops], color=ORANGE, linewidth=2)
+    axes.text(ridge, tflops * 1.15, f"{tflops:,.0f} TFLOP/s", color=DARK_ORANGE, ha="center", va="bottom")
+    axes.text(ends[0] * 1.1, ends[0] * gbps / 1e3 * 1.6, f"{gbps:,.0f} GB/s", color=DARK_ORANGE, rotation=30)
+    for marker, kernel in zip(_MARKERS, dict.fromkeys(point.kernel for point in placed), strict=False):
+        mine = [point for point in placed if point.kernel == kernel]
+        rates = [point.operations / point.us / 1e6 for point in mine]
+        axes.plot(
+            [point.intensity for point in mine],
+            rates,
+            marker,
+            color=BLUE,
+            markerfacecolor=PAPER,
+            markersize=8,
+            label=kernel,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(top=tflops * 4)
+    axes.set_xlabel("floating-point operations per byte")
+    axes.set_ylabel("TFLOP/s")
+    axes.set_title(f"Roofline of {device}", loc="left", weight="bold", fontsize=10)
+    axes.legend(loc="lower right")
+    told = ", ".join(
+        f"{point.kernel} {point.name}: {point.operations / point.us / 1e6:.3g} TFLOP/s, "
+        f"{attained(point, gbps, tflops):.0%} of what the nearer ceiling allows"
+        for point in placed
+    )
+    return Picture(figure, f"Roofline of {device} with ceilings {gbps:,.0f} GB/s and {tflops:,.0f} TFLOP/s: {told}.")
