@@ -79,7 +79,10 @@ def stand_ins() -> Iterator[None]:
 @cache
 def _mode() -> FakeTensorMode:
     # One mode for all stand-ins, since FakeTensors of two modes do not mix.
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # Its cache takes two calls that look the same for the same, but what "cuda" means may have changed between them.
+    mode.cache_enabled = False
+    return mode
 
 
 def is_stand_in(tensor: torch.Tensor) -> bool:
