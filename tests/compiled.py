@@ -44,7 +44,7 @@ def compile_for(
 
     Args:
         target: a key of ``TARGETS``.
-        kernel: the ``@triton.jit`` function.
+        kernel: the ``@triton.jit`` or ``@gluon.jit`` function.
         signature: type of every argument, ``"constexpr"`` for constants. A type that ends in ``":16"`` promises that
             the value is a multiple of 16, as Triton finds at run time.
         constexprs: value of every constant.
@@ -53,11 +53,19 @@ def compile_for(
     names = list(signature)
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n, t in signature.items() if t.endswith(":16")}
     plain = {name: kind.removesuffix(":16") for name, kind in signature.items()}
-    source = triton.compiler.ASTSource(fn=kernel, signature=plain, constexprs=constexprs, attrs=attrs)
+    source_class = _gluon_source() if kernel.is_gluon() else triton.compiler.ASTSource
+    source = source_class(fn=kernel, signature=plain, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     read = _amd_usage if "hsaco" in compiled.asm else _nvidia_usage
     registers, spills = read(compiled)
     return Compiled(registers, spills, compiled.metadata.shared, dict(compiled.asm))
+
+
+def _gluon_source() -> Any:
+    # Not exported, and Gluon is experimental: only a test of a Gluon kernel should depend on it.
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def _nvidia_usage(compiled: Any) -> tuple[int, int]:

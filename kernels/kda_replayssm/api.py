@@ -13,6 +13,12 @@ from kernels.kda_replayssm import checks
 from kernels.kda_replayssm.kernel import kda_replayssm_decode_kernel
 from kernels.launch import launch, needs_dispatch
 
+try:
+    from kernels.kda_replayssm import tensor_core
+except (ImportError, AttributeError):
+    # Gluon is experimental: the installed Triton may not have it, or may call something in it by another name.
+    tensor_core = None  # type: ignore[assignment]
+
 # Elements of the state that one program holds, by the size of the matrix product's operands. Above these the kernel
 # spills registers on some GPU; tests/test_kda_replayssm_compiles.py compiles them for all.
 TILE_16_BIT = 4096
@@ -61,6 +67,9 @@ def helion_fused_recurrent_kda_replayssm_decode(
     (Kimi Linear, arXiv:2510.26692, for the recurrence.) Rows whose slot is negative are padding: their ``out`` is 0. A
     slot past the pool, or a ``write_pos`` outside [0, L), gives NaN in ``out``. Neither touches anything else. Two rows
     of one call must not share a slot.
+
+    On Hopper GPUs, calls of the usual sizes (K = 128, rings of up to 32 entries) run a kernel of their own, which
+    computes the same: see tensor_core.py.
 
     The call does not wait for the device, so it can be captured in a CUDA graph (run it once before with the same
     shapes, dtypes and options, so that the kernel is compiled) and traced by torch.compile. Inference only: gradients
@@ -131,7 +140,17 @@ def _check(tensors: dict[str, Any]) -> None:
         raise
 
 
-def _launch(
+def _launch(**arguments: Any) -> None:
+    """Launch a checked call: on the tensor-core kernel if that serves it, else on the plain one."""
+    names = ("initial_state", "d_cache", "k_cache", "g_cache", "out")
+    cut = None if tensor_core is None else tensor_core.tile_for(*(arguments[name] for name in names))
+    if cut is None:
+        _launch_plain(**arguments)
+    else:
+        tensor_core.launch_decode(cut, **arguments)
+
+
+def _launch_plain(
     *,
     mixed_qkv: torch.Tensor,
     a: torch.Tensor,
