@@ -1,4 +1,4 @@
-"""The command: ``python -m helpers.report [NOTEBOOK ...]``."""
+"""The command: ``python -m helpers.report [NOTEBOOK ...]``, and ``python -m helpers.report merge DIR [DIR ...]``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ast
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import nbformat
 from papermill import inspect_notebook
 from tqdm import tqdm
 
-from helpers.report import evidence, normalise, output
-from helpers.report.jobs import PASSED, ROOT, Job, Result, run_notebook
+from helpers.report import cluster, evidence, merge, normalise, output
+from helpers.report.jobs import PASSED, ROOT, Job, Result, never_returned, run_notebook
 from helpers.report.machine import Provenance, cores, provenance
 
 
@@ -29,20 +30,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if everything passed, 1 if a notebook or a record did not, 2 if the command line is wrong.
     """
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["merge"]:
+        return merge.main(given[1:])
+    options = _parser().parse_args(given)
     try:
         jobs = jobs_for(options)
-    except UsageError as error:
+        with crew(options, jobs) as at_work:
+            results = at_work.counted(run_all(jobs, at_work.executor))
+    except (UsageError, cluster.ClusterError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    origin = provenance(options.commit)
-    with ThreadPoolExecutor(options.jobs or default_jobs(origin)) as executor:
-        results = run_all(jobs, executor)
     recorded = not options.record or record(jobs, results)
-    report = output.Report(origin, jobs, results, evidence.verdicts(results))
+    report = output.Report(at_work.origin, jobs, results, evidence.verdicts(results))
     output.write(report, options.out)
     print(closing_line(report, options.out))
     return 0 if report.passed and recorded else 1
+
+
+@contextmanager
+def crew(options: argparse.Namespace, jobs: Sequence[Job]) -> Iterator[cluster.Crew]:
+    """Who runs the jobs: this machine, or the workers of a cluster."""
+    if options.cluster:
+        with cluster.crew(options.cluster, jobs, options.commit) as workers:
+            yield workers
+    else:
+        origin = provenance(options.commit)
+        with ThreadPoolExecutor(options.jobs or default_jobs(origin)) as executor:
+            yield cluster.Crew(origin, executor)
 
 
 def jobs_for(options: argparse.Namespace) -> list[Job]:
@@ -54,6 +69,8 @@ def jobs_for(options: argparse.Namespace) -> list[Job]:
     sources = select(options.notebooks, options.names)
     if options.record and options.parameter:
         raise UsageError("--record stores a notebook as it is; it does not go with parameters")
+    if options.cluster and options.jobs:
+        raise UsageError("--jobs is for this machine; a cluster runs as many notebooks at once as it has workers")
     given = {name: _value(text) for name, text in options.parameter}
     known = {name: parameters(path) if given else set() for name, path in sources.items()}
     unknown = sorted(set(given) - set().union(*known.values()))
@@ -61,7 +78,7 @@ def jobs_for(options: argparse.Namespace) -> list[Job]:
         listed = "; ".join(f"{name}: {', '.join(sorted(known[name])) or 'none'}" for name in sources)
         raise UsageError(f"no notebook has the parameter {', '.join(unknown)}. There are, by notebook: {listed}")
     return [
-        Job(name, str(path), {key: given[key] for key in sorted(known[name] & set(given))}, options.timeout)
+        Job(name, _source(path), {key: given[key] for key in sorted(known[name] & set(given))}, options.timeout)
         for name, path in sources.items()
     ]
 
@@ -105,10 +122,11 @@ def run_all(jobs: Sequence[Job], executor: Executor) -> list[Result]:
     Returns:
         the results in the order of the jobs.
     """
-    futures = {executor.submit(run_notebook, job): job.name for job in jobs}
+    futures = {executor.submit(run_notebook, job): job for job in jobs}
     done: dict[str, Result] = {}
     for future in tqdm(as_completed(futures), total=len(jobs), unit="notebook", disable=None):
-        result = future.result()
+        error = future.exception()
+        result = future.result() if error is None else never_returned(futures[future], error)
         done[result.name] = result
         tqdm.write("\n".join(_lines(result)))
     return [done[job.name] for job in jobs]
@@ -135,7 +153,7 @@ def record(jobs: Sequence[Job], results: Sequence[Result]) -> bool:
             stored = False
             print(f"{result.name} is not recorded, it shows paths of this machine: {'; '.join(traces)}")
         else:
-            normalise.write(notebook, Path(job.source))
+            normalise.write(notebook, job.path)
     return stored
 
 
@@ -152,12 +170,17 @@ def closing_line(report: output.Report, out: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("helpers.report", description="Execute the notebooks and write a report.")
+    parser = argparse.ArgumentParser(
+        "helpers.report",
+        description="Execute the notebooks and write a report.",
+        epilog="To put several reports side by side: helpers.report merge DIR [DIR ...] --out DIR",
+    )
     add = parser.add_argument
     add("names", nargs="*", metavar="NOTEBOOK", help="notebooks to run, such as mamba_scatter; all if left out")
     add("--notebooks", type=Path, default=ROOT / "notebooks", metavar="DIR", help="where the notebooks are")
     add("--out", type=Path, default=Path("report"), metavar="DIR", help="where to write the report (report/)")
     add("--jobs", type=_positive(int), metavar="N", help="notebooks at a time (1 beside a GPU, else up to 2)")
+    add("--cluster", metavar="ADDRESS", help="hand the notebooks to a Dask cluster: address of its scheduler")
     add("--timeout", type=_positive(float), default=600.0, metavar="SECONDS", help="limit for one notebook (600)")
     add("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="set a parameter")
     add("--record", action="store_true", help="store the outputs in the notebooks themselves")
@@ -173,6 +196,10 @@ def _positive(kind: type[int] | type[float]) -> Any:
         return value
 
     return read
+
+
+def _source(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def _value(text: str) -> Any:

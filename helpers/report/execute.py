@@ -1,12 +1,15 @@
-"""The process that drives one notebook's kernel: ``python -m helpers.report.execute FOLDER``.
+"""The process that drives one notebook's kernel: ``python -m helpers.report.execute FOLDER PARENT``.
 
-It reads ``job.json`` in the folder and writes ``executed.ipynb`` and ``outcome.json`` there.
+It reads ``job.json`` in the folder and writes ``executed.ipynb`` and ``outcome.json`` there. It ends when its parent, a
+process id, is gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -48,11 +51,11 @@ def execute(job: Job, target: Path) -> tuple[str, Failure | None]:
     watch = Watch(job.timeout)
     try:
         papermill.execute_notebook(
-            job.source,
+            job.path,
             target,
             parameters=job.parameters,
             kernel_name="python3",
-            cwd=Path(job.source).parent,
+            cwd=job.path.parent,
             progress_bar=False,
             timeout_func=watch,
             coalesce_streams=True,
@@ -74,8 +77,17 @@ def _cell_failure(error: PapermillExecutionError) -> Failure:
     return Failure(f"{error.ename}: {strip_ansi(error.evalue)}", error.exec_count, error.source, traceback)
 
 
-def main(folder: Path) -> None:
+def end_with(parent: int) -> None:
+    """End this process once its parent is gone. The kernel looks after itself in the same way."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    # Nobody waits for the result, and whoever does the job again wants the device for itself.
+    os._exit(1)
+
+
+def main(folder: Path, parent: int) -> None:
     """Do the job that the folder holds."""
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     verdict, failure = execute(job, folder / "executed.ipynb")
     outcome = {"verdict": verdict, "failure": asdict(failure) if failure else None}
@@ -83,4 +95,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

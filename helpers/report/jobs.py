@@ -31,7 +31,8 @@ class Job:
 
     Attributes:
         name: path of the notebook below its folder of notebooks, without the suffix.
-        source: path of the notebook.
+        source: path of the notebook, from the top of the checkout where it lies within it. So a job means the same to
+            another machine that has the checkout elsewhere.
         parameters: what to set, by name; each is a variable of the cell that is tagged ``parameters``.
         timeout: seconds for the whole notebook.
     """
@@ -40,6 +41,11 @@ class Job:
     source: str
     parameters: dict[str, Any] = field(default_factory=dict)
     timeout: float = 600.0
+
+    @property
+    def path(self) -> Path:
+        """Where the notebook is on this machine."""
+        return ROOT / self.source
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Result:
         notebook: the executed notebook, in Jupyter's format. Cells that were not reached have no outputs.
         ledger: what the notebook's reproductions left word of, in order; see ``helpers.reproduce``.
         failure: None where the notebook passed.
+        attempts: how often it was begun. More than once where a worker of a cluster was lost on the way.
     """
 
     name: str
@@ -78,6 +85,13 @@ class Result:
     notebook: str
     ledger: tuple[dict[str, Any], ...] = ()
     failure: Failure | None = None
+    attempts: int = 1
+
+
+def never_returned(job: Job, error: BaseException) -> Result:
+    """The result of a job whose executor gave up on it, so that the others still count."""
+    reason = Failure(f"nothing came back: {type(error).__name__}: {error}")
+    return Result(job.name, FAILED, 0.0, _without_outputs(job), failure=reason)
 
 
 def run_notebook(job: Job) -> Result:
@@ -102,7 +116,7 @@ def run_notebook(job: Job) -> Result:
 
 
 def _execute(job: Job, folder: Path) -> tuple[str, Failure | None]:
-    command = [sys.executable, "-m", "helpers.report.execute", str(folder)]
+    command = [sys.executable, "-m", "helpers.report.execute", str(folder), str(os.getpid())]
     try:
         done = subprocess.run(
             command,
@@ -134,7 +148,11 @@ def _environment(folder: Path) -> dict[str, str]:
 def _executed(job: Job, path: Path) -> str:
     if path.exists():
         return path.read_text(encoding="utf-8")
-    notebook = nbformat.read(job.source, as_version=4)
+    return _without_outputs(job)
+
+
+def _without_outputs(job: Job) -> str:
+    notebook = nbformat.read(job.path, as_version=4)
     for cell in notebook.cells:
         # What was stored belongs to an earlier run.
         if cell.cell_type == "code":

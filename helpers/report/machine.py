@@ -30,6 +30,7 @@ class Provenance:
         commit: revision of the repository, None outside of one.
         dirty: whether tracked files differ from the commit.
         date: start of the run in UTC, ISO 8601.
+        workers: how many machines like this shared the work; 0 if this one did it alone.
     """
 
     device: str
@@ -44,6 +45,7 @@ class Provenance:
     commit: str | None
     dirty: bool
     date: str
+    workers: int = 0
 
 
 def provenance(commit: str | None = None) -> Provenance:

@@ -56,8 +56,9 @@ def summary(report: Report) -> dict[str, Any]:
         ``provenance``: the attributes of :class:`helpers.report.machine.Provenance`.
 
         ``notebooks``: a list in the order of the report, each with ``name``, ``verdict`` ("passed", "failed", "timed
-        out", "kernel died"), ``seconds``, ``page`` (its HTML file), ``parameters`` (those that were set) and
-        ``failure`` (null, or ``error``, ``cell``, ``source``, ``traceback``).
+        out", "kernel died"), ``seconds``, ``attempts`` (more than 1 where a worker of a cluster was lost), ``page``
+        (its HTML file), ``parameters`` (those that were set) and ``failure`` (null, or ``error``, ``cell``, ``source``,
+        ``traceback``).
 
         ``records``: a list in the order of the atlas, each with the attributes of
         :class:`helpers.report.evidence.Verdict` and ``link`` (where its notebook's page explains it, or null).
@@ -84,7 +85,7 @@ def write(report: Report, out: Path) -> None:
     """Write the report's files into a folder, over those of an earlier report."""
     out.mkdir(parents=True, exist_ok=True)
     content = summary(report)
-    (out / "summary.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(content, out / "summary.json")
     (out / "index.html").write_text(index(content), encoding="utf-8")
     junit(report).write(str(out / "junit.xml"), pretty=True)
     # Last, because it is the only part that depends on what is in the notebooks.
@@ -96,11 +97,16 @@ def write_pages(report: Report, out: Path) -> None:
     names = [result.name for result in report.results]
     for job, result in zip(report.jobs, report.results, strict=True):
         target = out.resolve() / f"{result.name}.html"
-        folder = Path(job.source).resolve().parent
+        folder = job.path.resolve().parent
         notebook = normalise.normalise(nbformat.reads(result.notebook, as_version=4))
         normalise.write(notebook, target.with_suffix(".ipynb"))
         html = pages.page(notebook, name=result.name, pages=names, folder=folder, target=target.parent)
         target.write_text(html, encoding="utf-8")
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    """Store a summary in a form that differs only where it changed."""
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def index(content: dict[str, Any]) -> str:
@@ -109,6 +115,16 @@ def index(content: dict[str, Any]) -> str:
     Args:
         content: what :func:`summary` returns.
     """
+    return render("index.html.j2", content)
+
+
+def render(template: str, content: dict[str, Any]) -> str:
+    """A page made from a template. A template that asks for something which is not there is an error.
+
+    Args:
+        template: file name in the folder of templates.
+        content: what the page is about.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pages.TEMPLATES),
         autoescape=True,
@@ -116,7 +132,7 @@ def index(content: dict[str, Any]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template("index.html.j2").render(content)
+    return environment.get_template(template).render(content)
 
 
 def junit(report: Report) -> JUnitXml:
@@ -137,6 +153,7 @@ def _notebook(job: Job, result: Result) -> dict[str, Any]:
         "name": result.name,
         "verdict": result.verdict,
         "seconds": result.seconds,
+        "attempts": result.attempts,
         "page": f"{result.name}.html",
         "parameters": job.parameters,
         "failure": asdict(result.failure) if result.failure else None,
