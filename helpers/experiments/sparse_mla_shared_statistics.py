@@ -1,0 +1,33 @@
+"""The prefill without its guard, with max_logits and lse in the same memory: all of it, and half of it."""
+
+from __future__ import annotations
+
+import torch
+
+from helpers.calls import relative_error
+from helpers.experiments._prefill import prefill_unguarded, valid_call
+
+
+def content(row: torch.Tensor, expected: dict[str, torch.Tensor]) -> str:
+    """What one token's row of statistics turned out to be."""
+    for name, rows in expected.items():
+        for token, right in enumerate(rows):
+            if relative_error(row, right) < 1e-3:
+                return f"{name} of token {token}"
+    return "neither"
+
+
+call = valid_call()
+expected = {name: value for name, value in call.spec.expected(call.args).items() if name != "out"}
+tokens, heads = call["lse"].shape
+
+prefill_unguarded(call.args | {"max_logits": call["lse"]})
+same = [f"row {token} holds {content(call['lse'][token], expected)}" for token in range(tokens)]
+
+buffer = call["lse"].new_empty((tokens + 1) * heads)
+call["max_logits"] = buffer[: tokens * heads].view(tokens, heads)
+call["lse"] = buffer[heads:].view(tokens, heads)
+prefill_unguarded(call.args)
+shifted = [f"row {token} holds {content(call['lse'][token], expected)}" for token in range(tokens)]
+
+told = f"both in one buffer: {', '.join(same)}; lse one token after max_logits: in lse, {', '.join(shifted)}"
