@@ -1,11 +1,15 @@
-"""ReplaySSM decode at serving size: its arguments, and the bytes that it must move."""
+"""ReplaySSM decode at serving size: its arguments, the bytes that it must move, and which kernel does it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
+
+from kernels.kda_replayssm import api
 
 
 def serving_step(
@@ -65,3 +69,10 @@ def step_bytes(args: Mapping[str, Any]) -> int:
     flushed = sum(cursor == length - 1 for cursor in used)
     written = flushed * state + (rows - flushed) * entry
     return rows * state + sum(used) * entry + written + sum(args[name].nbytes for name in small)
+
+
+@contextmanager
+def plain_kernel() -> Iterator[None]:
+    """Within this context every decode runs on the plain Triton kernel, also on GPUs that have a faster one."""
+    with mock.patch.object(api, "tensor_core", None):
+        yield

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 import kernels
 from helpers.calls import relative_error
-from helpers.serving_kda_replayssm import serving_step, step_bytes
+from helpers.serving_kda_replayssm import plain_kernel, serving_step, step_bytes
+from kernels.kda_replayssm import api
 from kernels.kda_replayssm.reference import kda_replayssm_decode_reference
 
 POOLS = ("initial_state", "d_cache", "k_cache", "g_cache")
@@ -40,3 +44,16 @@ def test_bytes_are_counted_once(state: torch.dtype, state_bytes: int) -> None:
     assert counted(0) == 3 * (2 * state_bytes + entry)
     assert counted(2) == 3 * (2 * state_bytes + 3 * entry)
     assert counted(3) == 3 * (4 * state_bytes + 3 * entry)
+
+
+def test_the_plain_kernel_can_be_asked_for(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[dict[str, Any]] = []
+    fast = SimpleNamespace(tile_for=lambda *_: "a tile", launch_decode=lambda cut, **args: launched.append(args))
+    monkeypatch.setattr(api, "tensor_core", fast)
+    args = serving_step(1, 0, device, heads=1, size=16, length=4)
+    with plain_kernel():
+        kernels.helion_fused_recurrent_kda_replayssm_decode(**args)
+    assert not launched
+    assert not args["out"].isnan().any()
+    kernels.helion_fused_recurrent_kda_replayssm_decode(**args)
+    assert len(launched) == 1
