@@ -15,6 +15,7 @@ import torch
 
 import kernels
 from helpers.calls import relative_error
+from helpers.serving_kda_replayssm import serving_step, step_bytes
 from kernels.kda_replayssm.reference import kda_replayssm_decode_reference
 from kernels.mamba_scatter.reference import mamba_state_scatter_reference
 from kernels.sparse_mla.reference import sparse_mla_prefill_reference
@@ -143,32 +144,10 @@ def replay(
 ) -> Workload:
     """One ReplaySSM decode step, the ring half full, or full so that it is folded into the state."""
     filled = ring - 1 if flush else ring // 2
-    cast = torch.bfloat16
-
-    def normal(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
-        return (torch.randn(*shape, device=device) * scale).to(dtype)
-
-    inputs: dict[str, Any] = {
-        "mixed_qkv": normal(batch, 3 * heads * width, dtype=cast),
-        "a": normal(batch, heads * width, dtype=cast, scale=0.5),
-        "b": normal(batch, heads, dtype=cast),
-        "A_log": torch.rand(heads, device=device) * 2.0,
-        "dt_bias": normal(heads * width, scale=0.5) - 4.0,
-        "scale": width**-0.5,
-        "initial_state": normal(batch, heads, width, width, dtype=state_dtype, scale=0.1),
-        "d_cache": normal(batch, heads, ring, width, dtype=cast, scale=0.5),
-        "k_cache": torch.nn.functional.normalize(normal(batch, heads, ring, width), dim=-1).to(cast),
-        "g_cache": -torch.rand(batch, heads, ring, width, device=device) * 0.2,
-        "out": torch.empty(batch, 1, heads, width, dtype=cast, device=device),
-        "ssm_state_indices": torch.randperm(batch, device=device),
-        "write_pos": torch.full((batch,), filled, dtype=torch.int32, device=device),
-        "use_qk_l2norm_in_kernel": True,
-    }
+    inputs = serving_step(batch, filled, device, heads=heads, size=width, length=ring, state=state_dtype)
 
     def copies() -> dict[str, Any]:
-        copied = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-        copied["out"].fill_(float("nan"))
-        return copied
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
     def error() -> float:
         ours, exact = copies(), copies()
@@ -177,21 +156,15 @@ def replay(
         kda_replayssm_decode_reference(**exact)
         return max(relative_error(ours[name], exact[name]) for name in ("out", "initial_state"))
 
-    state = batch * heads * width * width
-    entry = batch * heads * width * (2 * cast.itemsize + 4)  # one ring entry: d, k and g
     return Workload(
         "kda_replayssm",
         f"batch {batch}, {'flush' if flush else 'append'}",
         lambda: kernels.fused_recurrent_kda_replayssm_decode(**inputs),
         lambda: kda_replayssm_decode_reference(**inputs, dtype=torch.float32),
         error,
-        # The state is read, and written by a flush. The ring is read as far as it is filled; an append adds an entry.
-        # Then q, k, v, a and out once each.
-        state * state_dtype.itemsize * (2 if flush else 1)
-        + entry * (filled + (0 if flush else 1))
-        + 5 * batch * heads * width * cast.itemsize,
+        step_bytes(inputs),
         # Decay of the state, the replay's product, two products of the state with a vector, and the flush's update.
-        state * (1 + 2 * filled + 4 + (3 if flush else 0)),
+        batch * heads * width * width * (1 + 2 * filled + 4 + (3 if flush else 0)),
     )
 
 
