@@ -22,7 +22,9 @@ _PROGRAMS = Path(__file__).parent / "rank_programs"
 _FRAME = re.compile(r"\[rank\d+\]:(?:  +| Traceback )")
 _PATIENCE = 0.02
 _SECONDS_TO_END = 5.0
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+# Multicast over NVLink would speed up nothing here, and asks for more of a machine than two ranks should.
+_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _start(
     environment = {
         **os.environ,
         **_LOOPBACK,
+        **_NO_MULTICAST,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),

@@ -135,7 +135,7 @@ BATCH = Exercise(
     stub='''\
 def batch_of(requests: list[tuple[int, int, int]], pool: torch.Tensor) -> list[torch.Tensor]:
     """Pool rows, cached positions and new positions of some requests, [n] each."""
-    return [torch.tensor(column) for column in zip(*requests)]
+    return [torch.tensor(column) for column in zip(*requests, strict=True)]
 ''',
     hints=(
         "zip(*[]) yields nothing at all. And what is the dtype of torch.tensor([])?",
