@@ -59,7 +59,7 @@ def draw_ring(arguments: Mapping[str, Any], row: int) -> Picture:
     figure, axes = new_canvas(_UNITS, 5.6)
     axes.text(0.2, 0.4, f"Row {row}: slot {slot}, {cursor} of {L} ring entries in use", va="center", weight="bold")
     _draw_share(axes, 0.3, 2.3, kept, "checkpoint")
-    width = min(2.2, (_UNITS - 3.6) / L)
+    width = min(3.0, (_UNITS - 3.6) / L)
     for entry in range(L):
         x = 3.3 + entry * width
         if entry < cursor:
