@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
+EXTRAS ?= test,lint,browser,cluster,slides
 
 ifeq ($(strip $(VENV)),)
 RUN := $(PYTHON)
@@ -18,7 +19,7 @@ READY := $(VENV)/.ready
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help report test lab explain doctor lint clean clean-venv
+.PHONY: help report test lab slides explain doctor lint clean clean-venv
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -33,6 +34,9 @@ test: $(READY) ## run all tests, and every committed notebook against its stored
 lab: $(READY) ## open JupyterLab on the first notebook
 	$(RUN) -m jupyterlab notebooks/00_start_here.ipynb $(ARGS)
 
+slides: $(READY) ## turn the notebooks into slides that open without a network: slides/index.html
+	$(RUN) -m helpers.report slides $(ARGS)
+
 explain: $(READY) ## explain a traceback that is pasted (then Ctrl-D), or a file: make explain ARGS=log.txt
 	@$(RUN) -m helpers.explain $(ARGS)
 
@@ -45,7 +49,7 @@ lint: $(READY) ## ruff on code and notebooks, mypy on the packages
 	$(RUN) -m mypy
 
 clean: ## remove the report and all caches
-	rm -rf report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf report slides build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o -path './.venv' -prune -o \
 		\( -name __pycache__ -o -name .ipynb_checkpoints \) -print0 | xargs -0 rm -rf
 
@@ -63,5 +67,5 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@[ -x $(VENV)/bin/pip ] || $(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); echo "$(PYTHON) cannot make environments: install its venv module (python3-venv on Debian)" >&2; exit 1; }
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade --constraint constraints.txt pip
-	@$(RUN) -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable '.[test,lint]'
+	@$(RUN) -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -37,7 +37,7 @@ def pins() -> dict[str, Requirement]:
 
 def wanted() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *extras["test"], *extras["lint"]]]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *sum(extras.values(), [])]]
 
 
 def closure(requirements: list[Requirement]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def test_the_licence_is_the_one_that_is_declared() -> None:
 class TestMake:
     """The Makefile, in a copy without the network: a python that only writes down what it is asked."""
 
-    TARGETS = ("clean", "clean-venv", "doctor", "explain", "help", "lab", "lint", "report", "test")
+    TARGETS = ("clean", "clean-venv", "doctor", "explain", "help", "lab", "lint", "report", "slides", "test")
 
     @pytest.fixture
     def copy(self, tmp_path: Path) -> Path:
@@ -187,6 +187,7 @@ class TestMake:
             ("report", ["-m helpers.report"]),
             ("test", ["-m pytest -n 2 --dist loadscope"]),
             ("lab", ["-m jupyterlab notebooks/00_start_here.ipynb"]),
+            ("slides", ["-m helpers.report slides"]),
             ("explain", ["-m helpers.explain"]),
             ("doctor", ["-m helpers.doctor"]),
             ("lint", ["-m ruff check .", "-m ruff format --check .", "-m mypy"]),
@@ -198,7 +199,8 @@ class TestMake:
         assert first[0] == "-m venv .venv"
         assert first[1].endswith("--constraint constraints.txt pip")
         assert first[2].endswith(
-            "--constraint constraints.txt --build-constraint constraints.txt --editable .[test,lint]"
+            "--constraint constraints.txt --build-constraint constraints.txt "
+            "--editable .[test,lint,browser,cluster,slides]"
         )
         assert first[3:] == commands
         assert run("make", target, "PYTHON=./python", cwd=copy).returncode == 0

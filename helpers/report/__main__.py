@@ -1,4 +1,4 @@
-"""The command: ``python -m helpers.report [NOTEBOOK ...]``, and ``python -m helpers.report merge DIR [DIR ...]``."""
+"""The command: ``python -m helpers.report [NOTEBOOK ...]``, ``... merge DIR [DIR ...]``, ``... slides``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import nbformat
 from papermill import inspect_notebook
 from tqdm import tqdm
 
-from helpers.report import cluster, evidence, merge, normalise, output
+from helpers.report import cluster, evidence, merge, normalise, output, slides
 from helpers.report.jobs import PASSED, ROOT, Job, Result, never_returned, run_notebook
 from helpers.report.machine import Provenance, cores, provenance
+from helpers.report.sources import UsageError, select
 
-
-class UsageError(Exception):
-    """The command line asks for something that does not exist."""
+_OTHERS = {"merge": merge.main, "slides": slides.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if everything passed, 1 if a notebook or a record did not, 2 if the command line is wrong.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["merge"]:
-        return merge.main(given[1:])
+    if given and given[0] in _OTHERS:
+        return _OTHERS[given[0]](given[1:])
     options = _parser().parse_args(given)
     try:
         jobs = jobs_for(options)
@@ -81,27 +80,6 @@ def jobs_for(options: argparse.Namespace) -> list[Job]:
         Job(name, _source(path), {key: given[key] for key in sorted(known[name] & set(given))}, options.timeout)
         for name, path in sources.items()
     ]
-
-
-def select(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Notebooks by name, in alphabetical order, or those that are named, in that order.
-
-    Args:
-        folder: where they are.
-        names: of notebooks, with or without the suffix; none for all.
-    """
-    found = {
-        path.relative_to(folder).with_suffix("").as_posix(): path.resolve()
-        for path in sorted(folder.rglob("*.ipynb"))
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    }
-    if not found:
-        raise UsageError(f"there are no notebooks in {folder}")
-    wanted = [name.removesuffix(".ipynb") for name in names] or list(found)
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise UsageError(f"there is no notebook {', '.join(missing)}. There are: {', '.join(found)}")
-    return {name: found[name] for name in dict.fromkeys(wanted)}
 
 
 def parameters(notebook: Path) -> set[str]:
@@ -173,7 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "helpers.report",
         description="Execute the notebooks and write a report.",
-        epilog="To put several reports side by side: helpers.report merge DIR [DIR ...] --out DIR",
+        epilog="There are also: helpers.report merge, which puts several reports side by side, and "
+        "helpers.report slides, which makes slides of the notebooks. Each has --help.",
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NOTEBOOK", help="notebooks to run, such as mamba_scatter; all if left out")

@@ -105,11 +105,18 @@ class PageRenderer(IPythonRenderer):
 
 
 class PageExporter(HTMLExporter):
-    """nbconvert's page, without anything that would be fetched."""
+    """nbconvert's page, without anything that would be fetched.
 
-    def __init__(self, renderer_options: dict[str, Any], **options: Any) -> None:
+    Args:
+        template: folder among the templates: "notebook" or "slides".
+        renderer_options: for :class:`PageRenderer`.
+    """
+
+    def __init__(self, template: str, renderer_options: dict[str, Any], **options: Any) -> None:
         config = Config({"NbConvertBase": {"display_data_priority": _PRIORITY}})
-        super().__init__(config=config, template_name="notebook", extra_template_basedirs=[str(TEMPLATES)], **options)
+        # The one is for templates as folders, the other for what they share.
+        folders = {"extra_template_basedirs": [str(TEMPLATES)], "extra_template_paths": [str(TEMPLATES)]}
+        super().__init__(config=config, template_name=template, **folders, **options)
         self.renderer_options = renderer_options
         self.register_filter("latex_block", _latex_output)
 
@@ -130,7 +137,7 @@ def page(notebook: NotebookNode, *, name: str, pages: Collection[str], folder: P
         folder: where the notebook's own links and pictures start from.
         target: folder that the page will lie in.
     """
-    exporter = PageExporter({"name": name, "pages": pages, "folder": folder, "target": target})
+    exporter = PageExporter("notebook", {"name": name, "pages": pages, "folder": folder, "target": target})
     home = posixpath.relpath("index.html", posixpath.dirname(name) or ".")
     html, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": name}, "report_home": home})
     return str(html)
