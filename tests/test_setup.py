@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def pins() -> dict[str, Requirement]:
 
 def wanted() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *sum(extras.values(), [])]]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *chain(*extras.values())]]
 
 
 def closure(requirements: list[Requirement]) -> Iterator[str]:
@@ -128,11 +128,23 @@ def test_no_registry_is_named() -> None:
         assert not re.search(r"https?://|index-url|find-links", text), name
 
 
-def test_ci_runs_the_tests_and_nothing_else() -> None:
-    script = ROOT / ".ci" / "run"
-    assert script.stat().st_mode & stat.S_IXUSR
-    lines = [line for line in script.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
+@pytest.mark.parametrize("there", [True, False])
+def test_ci_installs_a_browser_where_there_is_none_and_runs_the_tests(tmp_path: Path, there: bool) -> None:
+    for name in ("make", "apt-get", *(["chromium"] if there else [])):
+        command = tmp_path / name
+        command.write_text(
+            f'#!/bin/sh\necho "{name} $* ($DEVICE_GUARDS_REQUIRE)" >> "{tmp_path}/log"\n', encoding="utf-8"
+        )
+        command.chmod(0o755)
+    for name in ("bash", "dirname"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run([str(ROOT / ".ci" / "run")], env={"PATH": str(tmp_path)}, check=False)
+    installing = ["apt-get update -qq ()", "apt-get install -qq -y --no-install-recommends chromium ()"]
+    assert done.returncode == 0
+    assert (tmp_path / "log").read_text(encoding="utf-8").splitlines() == [
+        *([] if there else installing),
+        "make test (browser)",
+    ]
 
 
 def test_the_licence_is_the_one_that_is_declared() -> None:
