@@ -16,18 +16,20 @@ from kernels.guards import interpreter
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-CHROMIUM = shutil.which("chromium")
-NO_BROWSER = ", ".join(
-    name
-    for name, there in (("Chromium", CHROMIUM), ("Playwright", importlib.util.find_spec("playwright")))
-    if not there
-)
+def _missing(*packages: str, programs: tuple[str, ...] = ()) -> str:
+    """Why what needs these cannot run here; empty if it can."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    missing += [name for name in programs if shutil.which(name) is None]
+    return f"needs {', '.join(missing)}, which this machine lacks" if missing else ""
+
 
 # Why the tests with a marker cannot run here; empty if they can.
 LACKING = {
     "gpu": "" if GPUS >= 1 else f"needs 1 GPU(s), this machine has {GPUS}",
     "two_gpus": "" if GPUS >= 2 else f"needs 2 GPU(s), this machine has {GPUS}",
-    "browser": f"needs {NO_BROWSER}, which this machine lacks" if NO_BROWSER else "",
+    "browser": _missing("playwright", "sphinx_revealjs", programs=("chromium",)),
+    "cluster": _missing("distributed"),
+    "slides": _missing("sphinx_revealjs"),
 }
 
 # DEVICE_GUARDS_REQUIRE=browser,gpu makes a failure of what would be skipped: for machines that are meant to have it.
@@ -49,15 +51,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
-    without_gpus = sum("GPU(s)" in reason for reason in reasons)
-    without_browser = sum(bool(NO_BROWSER) and LACKING["browser"] in reason for reason in reasons)
-    if without_gpus or without_browser:
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    counts = {reason: sum(reason in why for why in skipped) for reason in LACKING.values() if reason}
+    if any(counts.values()):
         terminalreporter.section("not run here", yellow=True)
-    if without_gpus:
-        terminalreporter.line(f"{without_gpus} tests need more GPUs than the {GPUS} of this machine and were NOT run.")
-    if without_browser:
-        terminalreporter.line(f"{without_browser} tests need a browser and were NOT run: there is no {NO_BROWSER}.")
+    for reason, count in counts.items():
+        if count:
+            terminalreporter.line(f"{count} tests were NOT run: each {reason}.")
 
 
 @pytest.fixture

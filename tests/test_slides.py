@@ -17,6 +17,8 @@ from helpers.report import slides
 from helpers.report.jobs import ROOT
 from helpers.report.sources import UsageError
 
+pytestmark = pytest.mark.slides
+
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
