@@ -19,12 +19,14 @@ from triton.runtime.jit import JITFunction
 
 from kernels.guards import interpreter, interpreting
 
-__all__ = ["interpreter", "interpreting", "launch", "needs_dispatch"]
+__all__ = ["interpreter", "interpreting", "is_interpreted", "launch", "needs_dispatch"]
 
 # The interpreter patches module-level state of Triton, so only one interpreted launch runs at a time. A kernel must not
 # be compiled in another thread meanwhile.
 _interpreter_lock = threading.RLock()
 _interpreted: dict[int, tuple[Any, InterpretedFunction]] = {}
+# What a launch can take as it is: subclasses other than these have behaviour of their own.
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
 
 
@@ -40,13 +42,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     """
     if 0 in grid:
         return
-    if device.type == "cpu":
+    if is_interpreted(device):
         _interpret(kernel, grid, *args, **options)
     elif device.index == torch.cuda.current_device():
         _launch_compiled(kernel, grid, args, device.index, options)
     else:
         with torch.cuda.device(device):
             _launch_compiled(kernel, grid, args, device.index, options)
+
+
+def is_interpreted(device: torch.device) -> bool:
+    """Whether a launch on this device goes through Triton's interpreter."""
+    return device.type == "cpu"
 
 
 def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
@@ -58,7 +65,7 @@ def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return True
-    return any(t is not None and type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors)
+    return not _PLAIN.issuperset(map(type, tensors))
 
 
 def _launch_compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: int, options: Any) -> None:

@@ -36,7 +36,7 @@ def test_a_kernel_with_helpers_and_library_functions_runs(device: torch.device) 
 @triton.jit
 def count_to(out_ptr, n):
     total = 0
-    for i in range(0, n):
+    for i in range(n):
         total += i
     tl.store(out_ptr, total)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.guards import GuardError, explain_refusal
 from kernels.kda_replayssm import checks
 from kernels.kda_replayssm.kernel import kda_replayssm_decode_kernel
-from kernels.launch import launch, needs_dispatch
+from kernels.launch import is_interpreted, launch, needs_dispatch
 
 try:
     from kernels.kda_replayssm import tensor_core
@@ -175,7 +174,7 @@ def _launch_plain(
     block_k, block_v, warps = tile(K, V, operand)
     launch(
         kda_replayssm_decode_kernel,
-        (mixed_qkv.shape[0] * HV * triton.cdiv(V, block_v),),
+        (mixed_qkv.shape[0] * HV * -(-V // block_v),),
         mixed_qkv,
         a,
         b,
@@ -210,10 +209,10 @@ def _launch_plain(
         BLOCK_K=block_k,
         BLOCK_V=block_v,
         BLOCK_L=RING_BLOCK,
-        RING_BLOCKS=triton.cdiv(L, RING_BLOCK),
+        RING_BLOCKS=-(-L // RING_BLOCK),
         NORMALISE=use_qk_l2norm_in_kernel,
         OPERAND=operand,
-        INTERPRETED=mixed_qkv.device.type == "cpu",
+        INTERPRETED=is_interpreted(mixed_qkv.device),
         num_warps=warps,
     )
 

@@ -72,7 +72,7 @@ READ = {16: Tile(128, 4, 1, in_place=False, registers=168), 32: Tile(128, 4, 1, 
 # Operands that are taken apart need so many registers that a limit costs more than it brings.
 TAKEN_APART = Tile(64, 4, 1)
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FLOATS = {torch.bfloat16, torch.float16, torch.float32}
 
 
 def tile_for(
@@ -95,7 +95,7 @@ def tile_for(
         or V < FEW.block_v
         or L > RING_ROWS[-1]
         or not d_cache.stride(3) == k_cache.stride(3) == g_cache.stride(3) == 1
-        or not {d_cache.dtype, k_cache.dtype, out.dtype} <= set(_FLOATS)
+        or not {d_cache.dtype, k_cache.dtype, out.dtype} <= _FLOATS
     ):
         return None
     rows = ring_rows(L)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.guards import GuardError, explain_refusal, on_gpu
@@ -261,7 +260,7 @@ def _index_dtype(*tables: torch.Tensor | None) -> tl.dtype:
 
 def _log2_workers(most_entries: int, tiling: Tiling) -> int:
     """A worker for every tile of the largest plan that the call could make, rounded up to a power of two."""
-    tiles = max(1, triton.cdiv(most_entries, tiling.tile))
+    tiles = max(1, -(-most_entries // tiling.tile))
     return min(tiling.max_log2_workers, (tiles - 1).bit_length())
 
 
@@ -277,7 +276,7 @@ def _scatter_tokens(
     rows, width = pool_out.shape
     launch(
         scatter_tokens_kernel,
-        (req_pool_indices.shape[0], min(MAX_SCATTER_PROGRAMS, triton.cdiv(width, SCATTER_BLOCK))),
+        (req_pool_indices.shape[0], min(MAX_SCATTER_PROGRAMS, -(-width // SCATTER_BLOCK))),
         flat_in,
         offsets,
         req_pool_indices,

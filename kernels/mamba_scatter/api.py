@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import torch
 
 from kernels.guards import GuardError, explain_refusal
-from kernels.launch import launch, needs_dispatch
+from kernels.launch import is_interpreted, launch, needs_dispatch
 from kernels.mamba_scatter import checks
 from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatter_kernel
 
-# Bytes that one program copies, and its warps: two 16-byte accesses a thread. Of the sizes from 1 to 32 KiB this was the
-# fastest on an H200 (figures in docs/performance.md): small programs finish evenly, so the last wave is short.
+# Bytes that one program copies, and its warps: two 16-byte accesses a thread. Of the sizes from 1 to 32 KiB this was
+# the fastest on an H200 (figures in docs/performance.md): small programs finish evenly, so the last wave is short.
 BLOCK_BYTES = 4096
 NUM_WARPS = 4
 # A conv window is gathered element by element, each with an address of its own, so a program takes fewer of them.
@@ -230,12 +230,11 @@ def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, step
 
 def _as_copyable(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Views (or, for unusual pairs of dtypes, a converted src) whose elements the kernel can copy."""
-    in_kernel = dst.is_cuda and dst.dtype in _CAST_IN_KERNEL and src.dtype in _CAST_IN_KERNEL
-    if dst.dtype != src.dtype and not in_kernel:
-        # Also on the CPU: Triton's interpreter truncates where a cast to bf16 should round.
-        src = src.to(dst.dtype)
     if dst.dtype != src.dtype:
-        return dst, src
+        # Triton's interpreter truncates where a cast to bf16 should round.
+        if {dst.dtype, src.dtype} <= _CAST_IN_KERNEL and not is_interpreted(dst.device):
+            return dst, src
+        src = src.to(dst.dtype)
     if dst.element_size() in _WORDS:
         # Moving integers keeps every bit, NaN payloads included, and serves dtypes that Triton does not know.
         word = _WORDS[dst.element_size()]

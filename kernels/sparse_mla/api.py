@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import triton
 from torch.nn.functional import pad
 
 from kernels.guards import GuardError, compute_capability, explain_refusal
@@ -104,7 +103,7 @@ def q8kv8_padded_num_heads(num_heads: int) -> int:
 
     Tensor parallelism divides a model's heads among its ranks and may leave 8 or 16 on each.
     """
-    return max(1, triton.cdiv(num_heads, BLOCK_HEADS)) * BLOCK_HEADS
+    return max(1, -(-num_heads // BLOCK_HEADS)) * BLOCK_HEADS
 
 
 def pad_q8kv8_heads(q: torch.Tensor, attn_sink: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
