@@ -1,4 +1,4 @@
-"""The whole course through the report command: every notebook runs, every refusal is provoked in one, every fix holds."""
+"""The whole course through the report command: all notebooks run, every refusal is provoked in one, every fix holds."""
 
 from __future__ import annotations
 
