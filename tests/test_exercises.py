@@ -131,6 +131,14 @@ def test_an_exception_in_a_solution_is_told_with_its_line() -> None:
     assert result.told == """it raised KeyError in "return [tensors["destination"].device]": 'destination'"""
 
 
+def test_an_answer_that_needs_a_gpu_is_not_called_wrong_for_it() -> None:
+    def misplaced(tensors: dict[str, torch.Tensor]) -> list[str]:
+        raise RuntimeError("PyTorch is not linked with support for cuda devices")
+
+    result = grade(exercise(FIRST), misplaced)
+    assert "it asks for a GPU that is not here" in result.told
+
+
 def test_hints_are_given_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     hint(FIRST, 2)
     assert told(capsys) == f"Hint 2 of 3: {exercise(FIRST).hints[1]}\n"

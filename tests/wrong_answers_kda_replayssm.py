@@ -122,6 +122,7 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTED, "B": "ReplaySSM inputs must be"}, "the device of the state is checked long before"),
         ({**PREDICTED, "C": "`force_flush` must be on the same"}, "a sentence of its own, after it"),
         ({**PREDICTED, "D": "`ssm_state_indices` must"}, "guards read no values"),
+        ({**PREDICTED, "A": "g_cache must have dtype"}, "your words are in it, but they have to be its beginning"),
         ({**PREDICTED, "E": "ReplaySSM decode only supports CUDA tensors."}, "before anybody asks for a GPU"),
     ],
     "kda_replayssm.pools": [

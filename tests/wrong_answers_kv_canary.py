@@ -104,6 +104,8 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTED, "D": "kv-canary: req_pool_indices must be on"}, "made in plain PyTorch"),
         ({**PREDICTED, "E": "kv-canary: req_to_verify_expected_tokens must be on"}, "whether the lengths are there"),
         ({**PREDICTED, "A": "kv-canary: "}, "A: you predicted 'kv-canary: '"),
+        ({**PREDICTED, "A": "kv-canary: prefix_lens must"}, "your words are in it, but they have to be its beginning"),
+        ({**PREDICTED, "C": ...}, "C is still open; all before it are right"),
     ],
     "kv_canary.scheduler": [
         (always_the_first_gpu, "with req_to_token on cuda:1"),

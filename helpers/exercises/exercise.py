@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+# What PyTorch says where an operation insists on a GPU that is not there, even for a tensor without memory: in a build
+# for the CPU, and where the machine has fewer GPUs than the stand-ins name.
+_NEEDS_A_GPU = re.compile("not linked with support for cuda|not compiled with CUDA|_cuda_|invalid device ordinal")
 
 
 class WrongError(Exception):
@@ -90,4 +95,31 @@ def _stumbled(error: Exception) -> str:
     # The innermost line of the solution itself: of a notebook's cell, or of a file that is no package.
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/helpers/" not in frame.filename]
     where = f' in "{own[-1].line}"' if own and own[-1].line else ""
-    return f"it raised {type(error).__name__}{where}: {(str(error).splitlines() or [''])[0]}"
+    told = f"it raised {type(error).__name__}{where}: {(str(error).splitlines() or [''])[0]}"
+    if needs_a_gpu(error):
+        told += (
+            "\n  That need not be wrong, but on this machine it cannot be judged: it asks for a GPU that is not here.\n"
+            "  device=... in torch.tensor or torch.zeros, .to(device) and masked_fill work without one"
+        )
+    return told
+
+
+def needs_a_gpu(error: Exception) -> bool:
+    """Whether an answer failed only because it asked PyTorch for a GPU that this machine lacks."""
+    return _NEEDS_A_GPU.search(str(error)) is not None
+
+
+def mismatch(letter: str, predicted: object, said: str, reason: str) -> WrongError:
+    """What is wrong with the prediction of a message.
+
+    Args:
+        letter: of the situation.
+        predicted: the answer; ``...`` where there is none yet.
+        said: the message that came, empty where the call was accepted.
+        reason: why this one came.
+    """
+    if predicted is ...:
+        return WrongError(f"{letter} is still open; all before it are right")
+    if isinstance(predicted, str) and predicted and predicted.replace("`", "") in said.replace("`", ""):
+        reason = "your words are in it, but they have to be its beginning, to the letter and long enough"
+    return WrongError(f"{letter}: you predicted {predicted!r}, the call gave {said!r}: {reason}")

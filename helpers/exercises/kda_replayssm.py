@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from helpers.atlas import spec
 from helpers.calls import Call
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError
+from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch, needs_a_gpu
 from helpers.topology import CPU, HOME, OTHER, stand_in, stand_ins
 from kernels import GuardError
 from kernels.guards import is_fake
@@ -124,12 +125,13 @@ def _judge_predictions(predictions: Mapping[str, str]) -> str:
     for letter, reason in _REASONS.items():
         predicted, said = predictions.get(letter, ""), _message(_situation(letter))
         if not isinstance(predicted, str) or not _matches(predicted, said):
-            raise WrongError(f"{letter}: you predicted {predicted!r}, the call gave {said!r}: {reason}")
+            raise mismatch(letter, predicted, said, reason)
     return "Inputs first, then the flags, then the rings, each with its shape before its device."
 
 
 def _matches(predicted: str, said: str) -> bool:
-    """The whole message or a good part of its beginning; nothing for an accepted call."""
+    """The whole message or a good part of its beginning, the error's class before it or not; nothing if accepted."""
+    predicted = re.sub(r"^\w+Error: ", "", predicted)
     return predicted == said or (len(predicted) >= 12 and said.startswith(predicted))
 
 
@@ -268,6 +270,8 @@ def _judge_waiting(advance: Callable[[torch.Tensor, torch.Tensor | None, int], t
         with stand_ins():
             moved = advance(write_pos, flags, 16)
     except Exception as error:
+        if needs_a_gpu(error):
+            raise
         raise WrongError(
             f"with tensors on {OTHER} it raised {type(error).__name__}: the next position must be computed where "
             "write_pos is, without reading a value on the host, or no CUDA graph could hold it"

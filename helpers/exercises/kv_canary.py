@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from helpers.atlas import spec
 from helpers.calls import Call
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError
+from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch
 from helpers.topology import CPU, HOME, OTHER, runnable, stand_in, stand_ins
 from kernels import GuardError
 
@@ -182,12 +183,13 @@ def _judge_predictions(predictions: Mapping[str, str]) -> str:
         predicted = predictions.get(letter, "")
         said = _message(_situation(letter))
         if not isinstance(predicted, str) or not _matches(predicted, said):
-            raise WrongError(f"{letter}: you predicted {predicted!r}, the call gave {said!r}: {reason}")
+            raise mismatch(letter, predicted, said, reason)
     return "Numbers first, then layout, dtype, shape and only then devices: that is why a wrong dtype hides a stray."
 
 
 def _matches(predicted: str, said: str) -> bool:
-    """The whole message or a good part of its beginning; nothing for an accepted call."""
+    """The whole message or a good part of its beginning, the error's class before it or not; nothing if accepted."""
+    predicted = re.sub(r"^\w+Error: ", "", predicted)
     # All messages begin with the same 11 characters.
     return predicted == said or (len(predicted) >= 30 and said.startswith(predicted))
 
