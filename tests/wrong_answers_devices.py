@@ -94,6 +94,14 @@ def in_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     return _spans_meet(a, b, _extent(a), _extent(b), 1, 1)
 
 
+def up_to_the_start_of_the_last(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _spans_meet(a, b, _extent(a) - 1, _extent(b) - 1, a.element_size(), b.element_size())
+
+
+def empty_like_any_other(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _spans_meet(a, b, _extent(a), _extent(b), a.element_size(), b.element_size())
+
+
 WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
     "devices.resolve": [
         (as_written, "a tensor on cuda:0, wanted on 'cuda' while cuda:0 is current"),
@@ -115,5 +123,7 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (by_address, "two stand-ins, each with its own storage"),
         (without_strides, "every eighth element"),
         (in_elements, "as uint8"),
+        (up_to_the_start_of_the_last, "from element 0 to 33 and from 32 to 96"),
+        (empty_like_any_other, "an empty view of shape (4, 0)"),
     ],
 }

@@ -64,6 +64,16 @@ def asserts(dst: torch.Tensor, dst_indices_raw: torch.Tensor) -> None:
     assert dst_indices_raw.device == dst.device
 
 
+def of_another_class(dst: torch.Tensor, dst_indices_raw: torch.Tensor) -> None:
+    if dst_indices_raw.device != dst.device:
+        raise RuntimeError(f"dst_indices_raw must be on dst's device {dst.device}, got {dst_indices_raw.device}")
+
+
+def on_the_current_gpu(pool: torch.Tensor, requests: int, steps: int) -> torch.Tensor:
+    device = f"cuda:{torch.cuda.current_device()}"
+    return torch.empty(pool.shape[0], requests, steps, *pool.shape[2:], dtype=pool.dtype, device=device)
+
+
 def on_the_second_gpu(pool: torch.Tensor, requests: int, steps: int) -> torch.Tensor:
     return torch.empty(pool.shape[0], requests, steps, *pool.shape[2:], dtype=pool.dtype, device="cuda:1")
 
@@ -98,6 +108,7 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (dtype_first, "your guard said dst_indices_raw must have an integer dtype"),
         (looks_at_values, "no CUDA graph could capture it"),
         (asserts, "raised AssertionError"),
+        (of_another_class, "it raised RuntimeError: dst_indices_raw must be on dst's device cuda:0, got cpu"),
     ],
     "mamba_scatter.predict": [
         ({**PREDICTIONS, "C": "dst_indices_raw must be on dst's device cuda:0, got cpu"}, "the layout of src"),
@@ -105,10 +116,12 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTIONS, "B": PREDICTIONS["A"]}, "all four agree"),
         ({**PREDICTIONS, "A": "dst"}, "A: you predicted 'dst'"),
         ({"A": PREDICTIONS["A"]}, "B: you predicted ''"),
+        ({**PREDICTIONS, "A": f"DeviceError: {PREDICTIONS['A']}", "E": ...}, "E is still open"),
     ],
     "mamba_scatter.rank": [
         (on_the_second_gpu, "a pool on cuda:0 got a scratch on cuda:1"),
         (on_no_device, "got a scratch on cpu"),
+        (on_the_current_gpu, "a pool on cuda:1 got a scratch on cuda:0"),
         (without_the_dtype, "a scratch of torch.float32"),
         (steps_before_requests, "src holds only 3"),
         (forgets_to_return, "it returned None"),

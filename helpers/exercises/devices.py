@@ -145,6 +145,7 @@ def _pairs() -> list[tuple[str, torch.Tensor, torch.Tensor, bool]]:
     return [
         ("two views, from element 0 to 64 and from 32 to 96", buffer[:64], buffer[32:], True),
         ("two views, from element 0 to 48 and from 48 to 96", buffer[:48], buffer[48:], False),
+        ("two views, from element 0 to 33 and from 32 to 96", buffer[:33], buffer[32:], True),
         ("two tensors with memory of their own", buffer, torch.zeros(96), False),
         ("two stand-ins, each with its own storage", one, two, False),
         ("a stand-in's elements 0 to 64 and 32 to 96", one.narrow(0, 0, 64), one.narrow(0, 32, 64), True),
@@ -152,6 +153,7 @@ def _pairs() -> list[tuple[str, torch.Tensor, torch.Tensor, bool]]:
         ("floats 0 to 8, and bytes 16 to 24 as uint8", buffer[:8], buffer.view(torch.uint8)[16:24], True),
         ("floats 8 to 16, and bytes 8 to 16 as uint8", buffer[8:16], buffer.view(torch.uint8)[8:16], False),
         ("a buffer and an empty view into it", buffer, buffer[4:4], False),
+        ("a buffer and an empty view of shape (4, 0)", buffer, buffer[:16].view(4, 4)[:, :0], False),
     ]
 
 
