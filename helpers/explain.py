@@ -206,8 +206,7 @@ def notebook_link(stem: str, section: str) -> str | None:
 
 def _read_on(finding: Finding) -> str:
     link = notebook_link(finding.notebook, finding.section)
-    place = link or f"notebook {finding.notebook}, section {finding.section}"
-    return f"{place}; cases {', '.join(finding.cases)}" if finding.cases else place
+    return link or f"notebook {finding.notebook}, section {finding.section}"
 
 
 def _seen(finding: Finding) -> str:

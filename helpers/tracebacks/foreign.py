@@ -185,7 +185,7 @@ FOREIGN = (
         happens="f'cuda:{rank}' with the global rank on a second node, or with CUDA_VISIBLE_DEVICES set per rank.",
         fix="use the local rank (LOCAL_RANK), and cuda:0 where every rank sees one device",
         notebook="ranks",
-        section="the-error-in-the-wild",
+        section="one-program,-many-processes",
         cases=("P03",),
     ),
     Foreign(
@@ -196,7 +196,7 @@ FOREIGN = (
         happens="Ranks that never called torch.cuda.set_device, so that all of them are on cuda:0.",
         fix="torch.cuda.set_device(local_rank) before the process group is made",
         notebook="ranks",
-        section="the-error-in-the-wild",
+        section="one-program,-many-processes",
         cases=("P03",),
     ),
     Foreign(
