@@ -105,10 +105,12 @@ def _stand_in(tensor: torch.Tensor, choice: Choice) -> torch.Tensor:
 def examples(function: str) -> str:
     """A few choices and what comes of them, as text: what is left of the playground without widgets."""
     rows = []
-    for name in arguments(function):
-        for what, choice in (("on the CPU", Choice(device="cpu")), ("transposed", Choice(layout=LAYOUTS[1]))):
-            verdict = judge(function, {name: choice})
-            rows.append((name, what, verdict.text.splitlines()[0][:80]))
+    for name, tensor in judge(function).call.tensors.items():
+        # A list has nothing to transpose, but it can have gaps.
+        layout = ("transposed", LAYOUTS[1]) if tensor.ndim > 1 else ("strided", LAYOUTS[2])
+        for what, choice in (("on the CPU", Choice(device="cpu")), (layout[0], Choice(layout=layout[1]))):
+            said = judge(function, {name: choice}).text.splitlines()[0]
+            rows.append((name, what, said if len(said) <= 80 else f"{said[:79]}…"))
     return tabulate(rows, headers=("argument", "is", "the guards say"), tablefmt="simple")
 
 

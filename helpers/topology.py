@@ -71,7 +71,7 @@ def stand_in(
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """Within this context, every tensor that is created is a stand-in, on any device one cares to name."""
-    # PyTorch allocates a byte on the device of a FakeTensor to initialise it, which fails for a GPU that is not there.
+    # PyTorch allocates a number on the device of a FakeTensor to wake it, which fails for a GPU that is not there.
     with mock.patch.object(fake_tensor, "init_gpu_context", return_value=None), _mode():
         yield
 
