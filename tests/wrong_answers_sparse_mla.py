@@ -79,6 +79,8 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTIONS, "B": "kv_scale must be a torch.Tensor"}, "before the scales"),
         ({**PREDICTIONS, "D": "out, max_logits and lse must not alias each other"}, "share no byte"),
         ({**PREDICTIONS, "E": "topk_length must be a CUDA tensor"}, "E: you predicted"),
+        # Words with which two messages begin are no prediction.
+        ({**PREDICTIONS, "E": "topk_length must be"}, "long enough"),
         ({"A": PREDICTIONS["A"]}, "B: you predicted ''"),
     ],
     "sparse_mla.rank": [

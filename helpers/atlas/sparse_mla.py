@@ -246,7 +246,7 @@ def _scale_records(name: str) -> tuple[Record, ...]:
             error="DtypeError",
             message="{argument} must be float32, got {got}",
             example=f"{name} must be float32, got torch.float64",
-            meaning=f"The kernel loads four bytes at the address of {name} and takes them for a float32.",
+            meaning=f"The kernel takes one float32 value from the address of {name}.",
             happens="A scale computed in NumPy, whose default is float64.",
             fix=f"{name} = {name}.to(torch.float32)",
             provoke=to_dtype(name, "float64"),

@@ -11,7 +11,7 @@ from helpers import topology
 from helpers.atlas import spec
 from helpers.atlas.changes import contiguous
 from helpers.calls import Call, relative_error
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError
+from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch
 from helpers.topology import CPU, HOME, OTHER, stand_in, stand_ins
 from kernels import GuardError
 
@@ -69,10 +69,10 @@ def _judge_predictions(predictions: Mapping[str, str]) -> str:
     for letter, reason in _REASONS.items():
         predicted, said = predictions.get(letter, ""), _message(_situation(letter))
         matches = predicted == said or (
-            isinstance(predicted, str) and len(predicted) >= 12 and said.startswith(predicted)
+            isinstance(predicted, str) and len(predicted) >= 24 and said.startswith(predicted)
         )
         if not matches:
-            raise WrongError(f"{letter}: you predicted {predicted!r}, the call gave {said!r}: {reason}")
+            raise mismatch(letter, predicted, said, reason)
     return "Inputs before outputs, and within one argument the device is not always the first question."
 
 
@@ -80,7 +80,7 @@ PREDICT = Exercise(
     id="sparse_mla.predict",
     title="predict the message",
     statement="Everything is on `cuda:0`, with 2 tokens and 64 heads, then one or two things go wrong. Which message "
-    'comes? Give the whole message or its first words (12 characters or more), or `""` if the call is accepted.\n\n'
+    'comes? Give the whole message or its first words (24 characters or more), or `""` if the call is accepted.\n\n'
     "- **A**: `out` is float16 and on `cuda:1`.\n"
     "- **B**: `q` has 16 heads, and `kv_scale` is the Python float 0.012.\n"
     "- **C**: no output is given, and `q_scale` is on the CPU.\n"
