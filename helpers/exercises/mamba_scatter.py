@@ -267,8 +267,8 @@ def _as_stand_ins(call: Call) -> Call:
 ALLOCATE = Exercise(
     id="mamba_scatter.rank",
     title="repair rank code",
-    statement="Each rank of a tensor-parallel server runs this function for its own pool. On rank 0 it works, on rank "
-    "1 the kernel refuses the call. Repair it, for any rank.",
+    statement="Each rank of a tensor-parallel server runs this function for its own pool, and none of them has called "
+    "`torch.cuda.set_device`. On rank 0 it works, on rank 1 the kernel refuses the call. Repair it, for any rank.",
     answer="allocate_scratch",
     stub='''\
 def allocate_scratch(pool: torch.Tensor, requests: int, steps: int) -> torch.Tensor:
