@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,7 +46,7 @@ class Launch:
 @cache
 def kernels() -> dict[str, Kernel]:
     """Every kernel that is launched from Python, by name."""
-    trees = [_parse(path) for path in sorted(_KERNELS.glob("*/kernel.py"))]
+    trees = [_parse(path) for path in sorted(_KERNELS.glob("*/*.py"))]
     return {kernel.name: kernel for tree in trees for kernel in _jit_functions(tree)}
 
 
@@ -63,16 +63,23 @@ def launches() -> tuple[Launch, ...]:
     return tuple(found)
 
 
-def launched_from(frames: Iterable[tuple[str, str]]) -> list[Launch]:
-    """The launches that stand in the functions of a traceback.
+def launched_from(frames: Sequence[tuple[str, str]]) -> list[Launch]:
+    """The launches that stand in the innermost function of a traceback that has any.
+
+    A function further out may launch one kernel and call, instead, the function that launches another.
 
     Args:
-        frames: path and function of each frame.
+        frames: path and function of each frame, the innermost last.
     """
-    places = {(Path(path.replace("\\", "/")).parent.name, function) for path, function in frames}
-    return [launch for launch in launches() if (launch.folder, launch.function) in places]
+    for path, function in reversed(frames):
+        folder = Path(path.replace("\\", "/")).parent.name
+        found = [launch for launch in launches() if (launch.folder, launch.function) == (folder, function)]
+        if found:
+            return found
+    return []
 
 
+@cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
