@@ -112,19 +112,14 @@ def experiment(name: str, *, timeout: float = 120.0) -> Outcome:
     Args:
         name: see :func:`experiments`.
         timeout: in seconds.
+
+    Raises:
+        KeyError: when there is none of that name.
     """
-    return run_unguarded(_experiment(name), timeout=timeout)
-
-
-def experiment_source(name: str) -> str:
-    """The code of an experiment."""
-    return _experiment(name).read_text(encoding="utf-8")
-
-
-def _experiment(name: str) -> Path:
-    if name not in experiments():
-        raise KeyError(f"no experiment {name}; there are {', '.join(experiments())}")
-    return experiments()[name]
+    found = experiments()
+    if name not in found:
+        raise KeyError(f"no experiment {name}; there are {', '.join(found)}")
+    return run_unguarded(found[name], timeout=timeout)
 
 
 def _source(code: str | Path | Callable[[], object]) -> str:

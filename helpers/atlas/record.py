@@ -105,8 +105,3 @@ class Record:
         return "".join(
             text + ("…" if name is not None else "") for text, name, _, _ in string.Formatter().parse(self.message)
         )
-
-    @property
-    def literal_length(self) -> int:
-        """Number of fixed characters in the message: the longer, the more a match means."""
-        return sum(len(text) for text, _, _, _ in string.Formatter().parse(self.message))
