@@ -25,7 +25,7 @@ __all__ = ["interpreter", "interpreting", "is_interpreted", "launch", "needs_dis
 # be compiled in another thread meanwhile.
 _interpreter_lock = threading.RLock()
 _interpreted: dict[int, tuple[Any, InterpretedFunction]] = {}
-# What a launch can take as it is: subclasses other than these have behaviour of their own.
+# What a launch can take as it is, found without looking any further.
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
 
@@ -59,13 +59,24 @@ def is_interpreted(device: torch.device) -> bool:
 def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
     """Whether a call has to go through PyTorch's dispatcher as a custom op rather than straight to the launch.
 
-    True while torch.compile traces, under a dispatch mode (FakeTensorMode, make_fx, a FLOP counter), and for tensor
-    subclasses (FakeTensor, functional tensors). Plain eager calls skip the dispatcher, which costs several
-    microseconds a call.
+    True while torch.compile traces, under a dispatch mode (FakeTensorMode, make_fx, a FLOP counter), within a transform
+    of torch.func, and for tensor subclasses that dispatch (FakeTensor, functional tensors). Plain eager calls skip the
+    dispatcher, which costs several microseconds a call.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return True
-    return not _PLAIN.issuperset(map(type, tensors))
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return not _PLAIN.issuperset(map(type, tensors)) and any(map(_dispatches, tensors))
+
+
+def _dispatches(tensor: torch.Tensor | None) -> bool:
+    """Whether the dispatcher does something else with this tensor than with a plain one.
+
+    A subclass that only adds attributes (a Parameter that knows how to load itself) reaches the op's implementation
+    as it is: there it has to be launched, since dispatching it once more would never end.
+    """
+    return tensor is not None and type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def _launch_compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: int, options: Any) -> None:

@@ -88,6 +88,26 @@ def test_plain_tensors_skip_the_dispatcher_and_others_do_not() -> None:
         assert needs_dispatch(plain)
 
 
+class Loaded(torch.nn.Parameter):
+    """A subclass as serving engines have them: it knows more, and behaves the same."""
+
+
+def test_subclasses_that_do_not_dispatch_are_plain() -> None:
+    assert not needs_dispatch(Loaded(torch.zeros(2), requires_grad=False), None)
+
+
+def test_a_transform_of_torch_func_is_dispatched() -> None:
+    seen: list[bool] = []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(needs_dispatch(x))
+        return x
+
+    torch.func.functionalize(noted)(torch.zeros(2))
+    torch.vmap(noted)(torch.zeros(2))
+    assert seen == [True, True]
+
+
 @triton.jit
 def scaled(x_ptr, out_ptr, n, factor, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
