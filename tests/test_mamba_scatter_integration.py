@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ import torch
 import kernels
 from helpers import topology
 from helpers.atlas import spec
-from helpers.calls import Call, same_bits
+from helpers.calls import Call, same_bits, snapshot
 from kernels.guards import GuardError
 from kernels.mamba_scatter import api
 from kernels.mamba_scatter.reference import mamba_state_scatter_reference
 
 STATE = "fused_mamba_state_scatter_with_mask"
 CONV = "fused_conv_window_scatter_with_mask"
+VERIFY = "scatter_mamba_states_after_mtp_verify"
 
 
 @pytest.mark.parametrize(("function", "op"), [(STATE, api._state_op), (CONV, api._conv_op)])
@@ -60,6 +62,46 @@ def test_compiled_mismatch_raises_the_guards_own_error(device: torch.device) -> 
     with pytest.raises(GuardError, match="indices length mismatch") as caught:
         step(*call.args.values())
     assert caught.value.function == STATE
+
+
+@pytest.mark.parametrize("function", [STATE, CONV])
+def test_a_subclass_without_behaviour_of_its_own_runs(function: str, device: torch.device) -> None:
+    class Named(torch.Tensor):
+        pass
+
+    call = Call.valid(spec(function), on=device)
+    expected = call.spec.expected(call.args)
+    call["src"] = call["src"].as_subclass(Named)
+    call.run()
+    assert same_bits(call["dst"], expected["dst"])
+
+
+@torch.compile(fullgraph=True, backend="eager")
+def scatter_compiled(*args: Any) -> None:
+    kernels.scatter_mamba_states_after_mtp_verify(*args)
+
+
+def test_compiled_scatter_of_a_cache_equals_the_reference(device: torch.device) -> None:
+    call = Call.valid(spec(VERIFY), on=device)
+    expected = call.spec.expected(call.args)
+    scatter_compiled(*call.args.values())
+    assert all(same_bits(call.written()[name], value) for name, value in expected.items())
+
+
+def test_compiled_scatter_of_a_cache_is_refused_as_a_whole(device: torch.device) -> None:
+    call = Call.valid(spec(VERIFY), on=device)
+    call["mamba_caches.conv.0"] = call["mamba_caches.conv.0"][:, :, :, :1]
+    before = snapshot(call.tensors)
+    with pytest.raises(GuardError, match="Window dims mismatch"):
+        scatter_compiled(*call.args.values())
+    assert all(same_bits(tensor, call[name]) for name, tensor in before.items())
+
+
+def test_compiled_scatter_of_a_cache_refuses_half_a_pair(device: torch.device) -> None:
+    call = Call.valid(spec(VERIFY), on=device)
+    call["mamba_steps_to_track"] = None
+    with pytest.raises(GuardError, match="must be given together"):
+        scatter_compiled(*call.args.values())
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -125,16 +126,28 @@ def scatter_mamba_states_after_mtp_verify(
     Raises:
         GuardError: a subclass of ValueError. Nothing has been written then.
     """
+    if torch.compiler.is_compiling():
+        # As one op: of several in a row, the first would have written by the time that another is refused.
+        _verify_op(
+            mamba_caches.temporal,
+            mamba_caches.intermediate_ssm,
+            list(mamba_caches.conv),
+            list(mamba_caches.intermediate_conv_window),
+            state_indices_tensor,
+            last_correct_step_indices,
+            mamba_track_indices,
+            mamba_steps_to_track,
+        )
+        return
+    _check_cache(mamba_caches, mamba_track_indices, mamba_steps_to_track)
     rounds = [(state_indices_tensor, last_correct_step_indices)]
     if mamba_track_indices is not None and mamba_steps_to_track is not None:
         rounds.append((mamba_track_indices, mamba_steps_to_track))
-    if not torch.compiler.is_compiling():
-        _check_cache(mamba_caches, mamba_track_indices, mamba_steps_to_track)
-        for slots, steps in rounds:
-            if checks.has_requests(steps):
-                _check_state(mamba_caches.temporal, mamba_caches.intermediate_ssm, slots, steps)
-                for pool, windows in zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True):
-                    _check_conv(pool, windows, slots, steps)
+    for slots, steps in rounds:
+        if checks.has_requests(steps):
+            _check_state(mamba_caches.temporal, mamba_caches.intermediate_ssm, slots, steps)
+            for pool, windows in zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True):
+                _check_conv(pool, windows, slots, steps)
     for slots, steps in rounds:
         fused_mamba_state_scatter_with_mask(mamba_caches.temporal, mamba_caches.intermediate_ssm, slots, steps)
         for pool, windows in zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True):
@@ -265,7 +278,33 @@ def _conv_op(
     fused_conv_window_scatter_with_mask(dst, src, dst_indices_raw, step_indices_raw)
 
 
+@torch.library.custom_op("device_guards::mamba_verify_scatter", mutates_args=("temporal", "conv"))
+def _verify_op(
+    temporal: torch.Tensor,
+    intermediate_ssm: torch.Tensor,
+    conv: list[torch.Tensor],
+    intermediate_conv_window: list[torch.Tensor],
+    state_indices_tensor: torch.Tensor,
+    last_correct_step_indices: torch.Tensor,
+    mamba_track_indices: torch.Tensor | None,
+    mamba_steps_to_track: torch.Tensor | None,
+) -> None:
+    scatter_mamba_states_after_mtp_verify(
+        SimpleNamespace(
+            temporal=temporal,
+            intermediate_ssm=intermediate_ssm,
+            conv=conv,
+            intermediate_conv_window=intermediate_conv_window,
+        ),
+        state_indices_tensor,
+        last_correct_step_indices,
+        mamba_track_indices,
+        mamba_steps_to_track,
+    )
+
+
 @_state_op.register_fake
 @_conv_op.register_fake
-def _(dst: torch.Tensor, src: torch.Tensor, dst_indices_raw: torch.Tensor, step_indices_raw: torch.Tensor) -> None:
+@_verify_op.register_fake
+def _(*arguments: Any) -> None:
     """Nothing to infer. The checks are left to the run: there the guard's own error is raised, not a tracing error."""
