@@ -19,7 +19,7 @@ from functools import cache
 import torch
 
 INTERPRETER_VARIABLE = "DEVICE_GUARDS_INTERPRET"
-_interpreter_on: ContextVar[bool] = ContextVar("interpreter_on", default=False)
+_interpreter_on: ContextVar[bool | None] = ContextVar("interpreter_on", default=None)
 
 
 # The family of refusals.
@@ -135,13 +135,14 @@ class Guard:
 
 
 def interpreting() -> bool:
-    """Whether CPU tensors may run through Triton's interpreter: by :func:`interpreter` or the environment."""
-    return _interpreter_on.get() or os.environ.get(INTERPRETER_VARIABLE, "0") not in ("", "0")
+    """Whether CPU tensors may run through Triton's interpreter: :func:`interpreter` decides, else the environment."""
+    chosen = _interpreter_on.get()
+    return os.environ.get(INTERPRETER_VARIABLE, "0") not in ("", "0") if chosen is None else chosen
 
 
 @contextmanager
 def interpreter(on: bool = True) -> Iterator[None]:
-    """Within this context, kernels accept CPU tensors and run them through Triton's interpreter.
+    """Within this context, kernels accept CPU tensors and run them through Triton's interpreter, or refuse them.
 
     The interpreter executes the same kernel source one program at a time, in NumPy. It is there for numbers and for
     learning, not for speed. The setting belongs to the current thread (or asyncio task) alone.
@@ -253,7 +254,7 @@ def explain_refusal(
         function: name of the public function.
         arguments: its arguments by name, in signature order; dataclasses are shown field by field.
         aliases: internal names that the message uses, and the argument that the caller passed under each.
-        runs_on_cpu: whether a call with all tensors on the CPU is legal without the interpreter.
+        runs_on_cpu: whether a call with all tensors on the CPU is legal even without the interpreter.
     """
     if error.function is not None:
         return
@@ -263,7 +264,7 @@ def explain_refusal(
     tensors = tensors_of(arguments)
     error.placement = {name: tensor.device for name, tensor in tensors.items()}
     error.stand_ins = tuple(name for name, tensor in tensors.items() if is_fake(tensor))
-    error.offenders = offenders(error.placement, error.expected, runs_on_cpu)
+    error.offenders = offenders(error.placement, error.expected, runs_on_cpu or interpreting())
     error.fix = error.fix or _device_fix(error)
     for internal, passed in aliases.items():
         if internal in str(error):

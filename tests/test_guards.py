@@ -51,6 +51,11 @@ def test_cpu_has_a_vote_only_where_the_kernel_runs_on_it() -> None:
         error = DEVICE.refuse("c", expected=topology.CPU, got=topology.HOME)
         explain_refusal(error, "f", arguments, runs_on_cpu=runs_on_cpu)
         assert set(error.offenders) == odd
+    error = DEVICE.refuse("c", expected=topology.CPU, got=topology.HOME)
+    with interpreter():
+        explain_refusal(error, "f", arguments)
+    assert set(error.offenders) == {"c"}
+    assert error.fix == "c = c.to(a.device)"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,20 @@ def test_interpreter_belongs_to_the_thread_that_opted_in() -> None:
         assert guards.interpreting()
     assert seen == [False]
     assert not guards.interpreting()
+
+
+@pytest.mark.parametrize(("variable", "default"), [("1", True), ("0", False), ("", False)])
+def test_interpreter_has_the_last_word_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, default: bool
+) -> None:
+    monkeypatch.setenv(guards.INTERPRETER_VARIABLE, variable)
+    assert guards.interpreting() is default
+    with interpreter(on=False):
+        assert not guards.interpreting()
+        with interpreter():
+            assert guards.interpreting()
+        assert not guards.interpreting()
+    assert guards.interpreting() is default
 
 
 def test_bool_is_no_integer() -> None:
