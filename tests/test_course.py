@@ -32,6 +32,10 @@ def test_every_notebook_passes(summary: dict[str, Any]) -> None:
     assert {entry["name"]: entry["verdict"] for entry in summary["notebooks"]} == dict.fromkeys(stems, "passed")
 
 
+def test_no_notebook_disagrees_with_a_record(summary: dict[str, Any]) -> None:
+    assert summary["counts"]["disagree"] == 0
+
+
 def test_every_kernel_has_its_notebook() -> None:
     assert all((ROOT / "notebooks" / f"{spec.notebook}.ipynb").exists() for spec in specs().values())
 

@@ -533,20 +533,3 @@ def test_provenance_knows_the_commit_and_whether_files_differ(monkeypatch: pytes
     assert (machine.provenance().commit, machine.provenance().dirty) == (git("rev-parse", "HEAD"), False)
     (tmp_path / "a").write_text("2", encoding="utf-8")
     assert machine.provenance().dirty
-
-
-class TestCommittedNotebooks:
-    """The report on the project's own notebooks."""
-
-    def test_all_pass_and_no_record_disagrees(self, tmp_path: Path) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "helpers.report", "--out", str(tmp_path / "report")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        content = json.loads((tmp_path / "report" / "summary.json").read_text(encoding="utf-8"))
-        assert content["counts"]["disagree"] == 0
-        assert content["counts"]["notebooks"] == content["counts"]["notebooks_passed"] >= 2
