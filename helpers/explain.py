@@ -11,6 +11,7 @@ import difflib
 import html
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -280,7 +281,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"explain: {error}", file=sys.stderr)
         return 2
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    print(explanation.to_json() if options.json else explanation.text(all=options.all, width=width))
+    try:
+        print(explanation.to_json() if options.json else explanation.text(all=options.all, width=width), flush=True)
+    except BrokenPipeError:
+        # Whoever read this has read enough (`| head`); Python must not try to flush again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if explanation.findings else 1
 
 

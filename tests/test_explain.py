@@ -436,6 +436,14 @@ def test_it_answers_at_once_and_without_torch() -> None:
     assert min(times) < 0.5
 
 
+def test_a_reader_who_has_read_enough_is_no_error() -> None:
+    listing = "\n".join(record.example for record in records().values())
+    command = f"{sys.executable} -m helpers.explain --all | head -1"
+    result = subprocess.run(["bash", "-c", command], input=listing, capture_output=True, text=True)
+    assert result.stdout.count("\n") == 1
+    assert result.stderr == ""
+
+
 def time_of_children() -> float:
     # On the processor, not on the clock: other tests that run at the same time must not count.
     spent = os.times()
