@@ -54,8 +54,8 @@ def fused_mamba_state_scatter_with_mask(
     and traced by torch.compile. Inference only: gradients do not flow through it.
 
     Args:
-        dst: [layers, slots, *state], any dtype, written in place. Any strides in its first two dims, state dims
-            packed.
+        dst: [layers, slots, *state], any dtype of up to 8 bytes, written in place. Any strides in its first two dims,
+            state dims packed.
         src: [layers, requests, steps, *state], contiguous.
         dst_indices_raw: [n] any integer dtype, any stride; n may be less than requests.
         step_indices_raw: [n] any integer dtype, any stride.
