@@ -8,6 +8,7 @@ import pytest
 import triton
 import triton.language as tl
 from compiled import TARGETS, Compiled, compile_for
+from packaging.version import Version
 
 from kernels.kda_replayssm.api import RING_BLOCK, tile
 from kernels.kda_replayssm.kernel import kda_replayssm_decode_kernel
@@ -57,7 +58,9 @@ def build(
     return compile_for(target, kda_replayssm_decode_kernel, signature, constants, num_warps=warps)
 
 
-# Registers per thread that each variant may take. What was seen (sm_80, sm_90, sm_100, gfx942) is a little less.
+# Registers per thread that each variant may take. What was seen (sm_80, sm_90, sm_100, gfx942) with the pinned Triton
+# is a little less; Triton 3.6 takes up to 32 more.
+ALLOWANCE = 0 if Version(triton.__version__) >= Version("3.7") else 32
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "serving": (160, {}),
     "serving, bf16 state": (144, {"state": "bf16"}),
@@ -81,7 +84,7 @@ def test_compiles_without_spills(variant: str, target: str, record_property: Any
     for figure in ("registers", "spills", "shared"):
         record_property(figure, getattr(built, figure))
     assert built.spills == 0
-    assert built.registers <= most
+    assert built.registers <= min(most + ALLOWANCE, 255)
     # Two programs of the serving shapes and more fit a multiprocessor's shared memory side by side.
     assert built.shared <= 48 * 1024
 

@@ -363,7 +363,7 @@ def test_a_path_of_this_machine_is_not_recorded(tmp_path: Path, capsys: pytest.C
 def test_machine_traces_are_found_wherever_they_are() -> None:
     cells = [
         text("see /home/me/notes"),
-        code("open('/root/x')", outputs=[printed("a\n/work/b:3\n"), shown({"text/html": "<p>/Users/me</p>"})]),
+        code("open('/mnt/x')", outputs=[printed("a\n/var/b:3\n"), shown({"text/html": "<p>/Users/me</p>"})]),
         code("1", outputs=[nbformat.v4.new_output("error", ename="E", evalue="", traceback=["File /tmp/a.py:1"])]),
     ]
     found = normalise.machine_traces(notebook(*cells))
