@@ -82,8 +82,8 @@ def _dispatches(tensor: torch.Tensor | None) -> bool:
 def _launch_compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: int, options: Any) -> None:
     """Launch through Triton the first time a signature is seen, and from then on straight through its compiled form.
 
-    Triton works out at every call what of the arguments it has specialised on; doing the same with only what matters
-    halves the cost of a call.
+    Triton parses its options and binds the arguments at every call. Once a signature is known, all that has to be found
+    out is which signature a call has.
     """
     if not isinstance(kernel, JITFunction) or torch.version.hip is not None:
         # TRITON_INTERPRET has made it an interpreted function; or Triton specialises on more than is known here.
