@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import pkgutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import kernels
+from helpers import reproduce as reproducing
+from helpers import topology
 from helpers.atlas import records, spec, specs
 from helpers.atlas.__main__ import errors_page
+from helpers.calls import Call
 from helpers.reproduce import NotReproducedError, refusal, reproduce
 from kernels.guards import Guard, GuardError
 
@@ -104,3 +109,15 @@ def test_other_errors_are_not_taken_for_refusals() -> None:
 def test_errors_page_is_up_to_date() -> None:
     page = PACKAGE.parent / "docs" / "errors.md"
     assert page.read_text() == errors_page(), "run: python -m helpers.atlas > docs/errors.md"
+
+
+def test_a_fix_that_stays_on_the_cpu_is_not_taken_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = records()["mamba_scatter.state.cuda/dst"]
+    moved: list[torch.device] = []
+    monkeypatch.setattr(topology, "runnable", lambda: topology.HOME)
+    monkeypatch.setattr(Call, "move_all", lambda self, device: moved.append(device))
+    monkeypatch.setattr(reproducing, "run_against_reference", lambda call: 0.0)
+    call = Call(spec(entry.function), spec(entry.function).sample(topology.CPU, 0))
+    how, _ = reproducing._verify_fix(dataclasses.replace(entry, repair=lambda call: None), call, 0)
+    assert how == "real"
+    assert moved == [topology.HOME]
