@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from kernels.kda_replayssm import api
+from kernels.known_calls import forget_known_calls
 
 
 def serving_step(
@@ -74,5 +75,7 @@ def step_bytes(args: Mapping[str, Any]) -> int:
 @contextmanager
 def plain_kernel() -> Iterator[None]:
     """Within this context every decode runs on the plain Triton kernel, also on GPUs that have a faster one."""
+    forget_known_calls()
     with mock.patch.object(api, "tensor_core", None):
         yield
+    forget_known_calls()

@@ -7,9 +7,11 @@ it must do, and a check against the float64 (or bitwise) reference. Inputs are r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -17,7 +19,9 @@ import kernels
 from helpers.calls import relative_error
 from helpers.serving_kda_replayssm import serving_step, step_bytes
 from kernels.kda_replayssm.reference import kda_replayssm_decode_reference
+from kernels.known_calls import forget_known_calls
 from kernels.mamba_scatter.reference import mamba_state_scatter_reference
+from kernels.sparse_mla import api as sparse_mla
 from kernels.sparse_mla.reference import sparse_mla_prefill_reference
 
 
@@ -166,6 +170,15 @@ def replay(
         # Decay of the state, the replay's product, two products of the state with a vector, and the flush's update.
         batch * heads * width * width * (1 + 2 * filled + 4 + (3 if flush else 0)),
     )
+
+
+@contextmanager
+def portable_prefill() -> Iterator[None]:
+    """Within this context the prefill runs on the portable Triton kernel, also on GPUs that have a faster one."""
+    forget_known_calls()
+    with mock.patch.object(sparse_mla, "_hopper", return_value=None):
+        yield
+    forget_known_calls()
 
 
 def prefill(

@@ -6,9 +6,11 @@ back afterwards, and the launch goes to that device's current stream. CPU tensor
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +19,18 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from kernels.guards import interpreter, interpreting
+from kernels.guards import compute_capability, interpreter, interpreting
 
-__all__ = ["interpreter", "interpreting", "is_interpreted", "launch", "needs_dispatch"]
+__all__ = [
+    "Launched",
+    "early_start",
+    "interpreter",
+    "interpreting",
+    "is_interpreted",
+    "launch",
+    "needs_dispatch",
+    "run_eagerly",
+]
 
 # The interpreter patches module-level state of Triton, so only one interpreted launch runs at a time. A kernel must not
 # be compiled in another thread meanwhile.
@@ -27,10 +38,11 @@ _interpreter_lock = threading.RLock()
 _interpreted: dict[int, tuple[Any, InterpretedFunction]] = {}
 # What a launch can take as it is, found without looking any further.
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
+# How a compiled kernel is called below its public face has been the same in these releases.
+_LAUNCHER_IS_KNOWN = triton.__version__.startswith(("3.6.", "3.7."))
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **options: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **options: Any) -> Launched | None:
     """Run a Triton kernel on the device of its tensors.
 
     Args:
@@ -39,21 +51,35 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
         *args: the kernel's arguments, in the order of its signature.
         device: where the tensors are: a GPU, or the CPU for the interpreter.
         **options: every constexpr argument, and launch options (``num_warps``, ``num_stages``).
+
+    Returns:
+        What is needed to launch the same again, or None if that would be no shorter way.
     """
     if 0 in grid:
-        return
+        return None
     if is_interpreted(device):
         _interpret(kernel, grid, *args, **options)
-    elif device.index == torch.cuda.current_device():
-        _launch_compiled(kernel, grid, args, device.index, options)
-    else:
-        with torch.cuda.device(device):
-            _launch_compiled(kernel, grid, args, device.index, options)
+        return None
+    if device.index == torch.cuda.current_device():
+        return _launch(kernel, grid, args, device.index, options)
+    with torch.cuda.device(device):
+        return _launch(kernel, grid, args, device.index, options)
 
 
 def is_interpreted(device: torch.device) -> bool:
     """Whether a launch on this device goes through Triton's interpreter."""
     return device.type == "cpu"
+
+
+def early_start(device: torch.device) -> dict[str, bool]:
+    """Options for a kernel that may start while the one before it on the stream is still ending.
+
+    The GPU then places its programs early, which hides most of the time that a launch takes; they wait for the kernel
+    before with ``gdc_wait`` before they touch memory, where the constexpr EARLY is set. From sm_90 on.
+    """
+    capability = compute_capability(device)
+    early = capability is not None and capability[0] >= 9
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
@@ -63,11 +89,14 @@ def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
     of torch.func, and for tensor subclasses that dispatch (FakeTensor, functional tensors). Plain eager calls skip the
     dispatcher, which costs several microseconds a call.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or not run_eagerly():
         return True
     return not _PLAIN.issuperset(map(type, tensors)) and any(map(_dispatches, tensors))
+
+
+def run_eagerly() -> bool:
+    """Whether calls run as they are, outside any dispatch mode and any transform of torch.func."""
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _dispatches(tensor: torch.Tensor | None) -> bool:
@@ -79,38 +108,69 @@ def _dispatches(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
-def _launch_compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: int, options: Any) -> None:
-    """Launch through Triton the first time a signature is seen, and from then on straight through its compiled form.
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch that was made, from which others can be made at other addresses.
 
-    Triton parses its options and binds the arguments at every call. Once a signature is known, all that has to be found
-    out is which signature a call has.
+    Attributes:
+        pointers: addresses of the tensors among its arguments, in their order.
     """
+
+    pointers: list[int]
+    _compiled: Any
+    _grid: tuple[int, int, int]
+    _index: int
+    # The arguments are all of these, picked out of the addresses followed by the rest.
+    _arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    _rest: tuple[Any, ...]
+
+    def again(self, pointers: list[int]) -> None:
+        """Launch the same with other addresses, on the device's current stream.
+
+        Triton would parse its options, bind the arguments and ask the driver about every pointer at every call. All
+        that is known here, and guards stand where Triton asks.
+
+        Args:
+            pointers: as many as before, aligned as before.
+        """
+        arguments = self._arguments((*pointers, *self._rest))
+        if self._index == torch._C._cuda_getDevice():
+            self._run(arguments)
+        else:
+            with torch.cuda.device(self._index):
+                self._run(arguments)
+
+    def _run(self, arguments: tuple[Any, ...]) -> None:
+        compiled, stream = self._compiled, torch._C._cuda_getCurrentRawStream(self._index)
+        if _LAUNCHER_IS_KNOWN and not _hooks():
+            compiled.run(*self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
+        else:
+            compiled[self._grid](*arguments, stream=stream)
+
+
+def _hooks() -> bool:
+    """Whether a profiler wants to hear of launches."""
+    runtime = triton.knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: int, options: Any) -> Launched | None:
+    compiled = kernel[grid](*args, **options)
     if not isinstance(kernel, JITFunction) or torch.version.hip is not None:
         # TRITON_INTERPRET has made it an interpreted function; or Triton specialises on more than is known here.
-        kernel[grid](*args, **options)
-        return
-    key = (id(kernel), index, *map(_trait, args), *options.values())
-    found = _compiled.get(key)
-    if found is None:
-        compiled = kernel[grid](*args, **options)
-        if len(args) != sum(not p.is_constexpr for p in kernel.params):
-            # Some arguments came by keyword, whose place only Triton knows.
-            return
-        constants = tuple(options[p.name] for p in kernel.params if p.is_constexpr)
-        # The kernel is kept as well, so that its id is not given to another one.
-        _compiled[key] = (compiled, constants, kernel)
-    else:
-        compiled, constants, _ = found
-        compiled[(*grid, 1, 1)[:3]](*args, *constants, stream=torch._C._cuda_getCurrentRawStream(index))
-
-
-def _trait(arg: Any) -> Any:
-    """What Triton compiles differently for: dtype and alignment of a pointer; one, multiple of 16, width of an int."""
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.data_ptr() & 15 == 0
-    if type(arg) is int:
-        return arg == 1, arg & 15 == 0, -(1 << 31) <= arg < 1 << 31
-    return type(arg)
+        return None
+    tensors = [place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    others = [place for place in range(len(args)) if place not in tensors]
+    constants = tuple(options[p.name] for p in kernel.params if p.is_constexpr)
+    if len(args) + len(constants) != len(kernel.params) or len(kernel.params) < 2:
+        # Some arguments came by keyword, whose place only Triton knows; or there is nothing to pick from.
+        return None
+    order = sorted(range(len(args)), key=[*tensors, *others].__getitem__)
+    picks = operator.itemgetter(*order, *range(len(args), len(kernel.params)))
+    pointers = [args[place].data_ptr() for place in tensors]
+    rest = (*(args[place] for place in others), *constants)
+    x, y, z = (*grid, 1, 1)[:3]
+    return Launched(pointers, compiled, (x, y, z), index, picks, rest)
 
 
 def _interpret(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

@@ -18,6 +18,8 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+# Where a kernel may start before the one before it has ended; see kernels.launch.early_start.
+STARTS_EARLY = {"sm_90", "sm_100"}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 
 from helpers import topology
 from kernels.guards import interpreter
+from kernels.known_calls import forget_known_calls
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -30,6 +31,7 @@ LACKING = {
     "two_gpus": "" if GPUS >= 2 else f"needs 2 GPU(s), this machine has {GPUS}",
     "browser": _missing("playwright", "sphinx_revealjs", programs=("chromium",)),
     "cluster": _missing("distributed"),
+    "sanitizer": _missing(programs=("compute-sanitizer",)),
     "slides": _missing("sphinx_revealjs"),
 }
 
@@ -59,6 +61,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("not run here", yellow=True)
     for reason, count in counts.most_common():
         terminalreporter.line(f"{count} NOT run: {reason}.")
+
+
+@pytest.fixture(autouse=True)
+def _checked_anew() -> None:
+    """No test profits from a call that another one made, and each may change how calls are checked and launched."""
+    forget_known_calls()
 
 
 @pytest.fixture

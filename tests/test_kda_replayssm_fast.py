@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled import Compiled, compile_for
+from compiled import STARTS_EARLY, Compiled, compile_for
 from kda_replayssm_steps import RINGS, WRITTEN, assert_close, make_step, poison_unused, run_and_compare, set_rows
 
 import kernels
@@ -177,7 +177,7 @@ def build(
     constants |= {"STATE_V_STRIDE": 128, "D_ENTRY_STRIDE": V, "K_ENTRY_STRIDE": 128, "G_ENTRY_STRIDE": 128}
     constants |= {"H": 32 // group, "HV": 32, "K": 128, "V": V, "L": L, "ENTRIES": ring_rows(L), "NORMALISE": True}
     constants |= {"BLOCK_V": tile.block_v, "WARPS_V": tile.warps_v, "WARPS_K": tile.warps_k}
-    constants |= {"IN_PLACE": tile.in_place}
+    constants |= {"IN_PLACE": tile.in_place, "EARLY": target in STARTS_EARLY}
     constants |= {} if lower_bound else {"lower_bound": None}
     constants |= {"force_flush_stride": 1} if forced else {"force_flush_ptr": None, "force_flush_stride": 0}
 
@@ -205,7 +205,7 @@ BUILDS: dict[str, tuple[int, Tile, dict[str, Any]]] = {
     "few heads": (0, FEW, {}),
     "few heads, bf16 state": (0, FEW, {"state": "bf16"}),
     "few heads, fp32": (0, FEW, {"dtype": "fp32"}),
-    "fp16": (0, IN_PLACE[16], {"dtype": "fp16"}),
+    "fp16": (8, IN_PLACE[16], {"dtype": "fp16"}),
     "all options": (16, IN_PLACE[16], {"group": 4, "lower_bound": True, "forced": True, "index": "i64"}),
     "ring of 4": (0, IN_PLACE[16], {"L": 4}),
     "ring of 32": (0, IN_PLACE[32], {"L": 32}),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import triton.language as tl
-from compiled import TARGETS, Compiled, compile_for
+from compiled import STARTS_EARLY, TARGETS, Compiled, compile_for
 
 from kernels.kv_canary.api import SCATTER_BLOCK, TILINGS, Tiling
 from kernels.kv_canary.kernel import plan_kernel, scatter_tokens_kernel
@@ -18,7 +18,7 @@ INT32 = {*COUNTERS, "table_ptr", "expected_ptr"}
 
 def compile_plan(target: str, tiling: Tiling, *, mapped: bool = True, tokens: bool = True) -> Compiled:
     constants: dict[str, Any] = {"BLOCK": tiling.block, "CHUNKS": tiling.chunks, "TILE": tiling.tile}
-    constants |= {"INDEX": tl.int32, "VECTOR": tiling.vector}
+    constants |= {"INDEX": tl.int32, "VECTOR": tiling.vector, "EARLY": target in STARTS_EARLY}
     if not mapped:
         constants["mapping_ptr"] = None
     if not tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from compiled import TARGETS, compile_for
+from compiled import STARTS_EARLY, TARGETS, compile_for
 
 from kernels.mamba_scatter.api import BLOCK_BYTES, CONV_BLOCK, NUM_WARPS
 from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatter_kernel
@@ -30,7 +30,7 @@ def test_compiles_without_spills(kernel: object, target: str, dst: str, src: str
     pointers = {"dst_ptr": f"*{dst}:16", "src_ptr": f"*{src}:16", "slots_ptr": "*i64:16", "steps_ptr": "*i32:16"}
     names = INTEGERS[kernel].split()
     signature = pointers | {name: "i64:16" if name in MULTIPLES_OF_16 else "i32" for name in names}
-    constants = {"BLOCK": BLOCK_BYTES // size}
+    constants = {"BLOCK": BLOCK_BYTES // size, "EARLY": target in STARTS_EARLY}
     if kernel is conv_window_scatter_kernel:
         constants = {"BLOCK": CONV_BLOCK, "WINDOW": 3}
     signature |= dict.fromkeys(constants, "constexpr")
@@ -46,8 +46,8 @@ def test_a_copied_word_moves_in_16_byte_accesses() -> None:
     built = compile_for(
         "sm_90",
         state_scatter_kernel,
-        signature | {"BLOCK": "constexpr"},
-        {"BLOCK": BLOCK_BYTES // 4},
+        signature | {"BLOCK": "constexpr", "EARLY": "constexpr"},
+        {"BLOCK": BLOCK_BYTES // 4, "EARLY": True},
         num_warps=NUM_WARPS,
     )
     accesses = BLOCK_BYTES // 16 // (32 * NUM_WARPS)

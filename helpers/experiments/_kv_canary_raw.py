@@ -15,7 +15,7 @@ from kernels.launch import launch
 
 
 @contextmanager
-def guards_off(on: torch.device) -> Iterator[Callable[..., None]]:
+def guards_off(on: torch.device) -> Iterator[Callable[..., object]]:
     """Within this context, the plan's launch as a function of the call's arguments, without a check.
 
     It runs on a device that is named, since no tensor of the call is trusted to know it; on the CPU it is interpreted.

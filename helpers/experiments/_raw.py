@@ -33,6 +33,7 @@ def scatter_unguarded(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor,
             dst.stride(1),
             device=dst.device,
             BLOCK=1024,
+            EARLY=False,
         )
 
 

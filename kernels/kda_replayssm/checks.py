@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from kernels.guards import (
@@ -267,8 +269,8 @@ def check_decode(
     Raises:
         GuardError: the first guard that the call violates.
     """
-    gates, bias = _flattened(mixed_qkv, a, dt_bias)
-    _check_layouts(gates, b, A_log, bias, out, ssm_state_indices)
+    gates = _flattened(mixed_qkv, a, dt_bias)
+    _check_layouts(gates, b, A_log, dt_bias, out, ssm_state_indices)
     for name, tensor in (
         ("a", a),
         ("b", b),
@@ -281,7 +283,7 @@ def check_decode(
         if not same_device(tensor, mixed_qkv):
             raise INPUTS_DEVICE.refuse(name, expected=mixed_qkv.device, got=tensor.device)
     _check_batch(mixed_qkv, gates, b, ssm_state_indices)
-    _check_sizes(mixed_qkv, gates, b, A_log, bias, initial_state, out)
+    _check_sizes(mixed_qkv, gates, b, A_log, dt_bias, initial_state, out)
     _check_flags(mixed_qkv.shape[0], write_pos, force_flush)
     _check_ring_shapes(mixed_qkv, initial_state, d_cache, k_cache, g_cache)
     for name, tensor in (("d_cache", d_cache), ("k_cache", k_cache), ("g_cache", g_cache), ("write_pos", write_pos)):
@@ -303,10 +305,20 @@ def key_heads(mixed_qkv: torch.Tensor, initial_state: torch.Tensor) -> int:
     return (mixed_qkv.shape[1] - value_heads * V) // (2 * K)
 
 
-def _flattened(mixed_qkv: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of ``a`` as [B, HV * K] and of ``dt_bias`` as [HV * K], which all later guards judge.
+class _Gates(NamedTuple):
+    """Shape and last stride of ``a`` seen as [B, HV * K], which all later guards judge."""
+
+    rows: int
+    columns: int
+    stride: int
+
+
+def _flattened(mixed_qkv: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) -> _Gates:
+    """``a`` with its heads flattened.
 
     An ``a`` that does not divide into B rows keeps its own, so that the guard on batch sizes can name their number.
+    Worked out from its shape and not by making the view, which would be an operation on the tensor's device: with a
+    stand-in for a device that is not there it fails.
     """
     if a.ndim not in (2, 3) or not a.is_contiguous():
         raise A_PACKED.refuse("a", got=tuple(a.stride()))
@@ -317,56 +329,53 @@ def _flattened(mixed_qkv: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor) 
     if mixed_qkv.stride(-1) != 1:
         raise QKV_STRIDE.refuse("mixed_qkv", expected=1, got=mixed_qkv.stride(-1))
     batch = mixed_qkv.shape[0]
-    bias = dt_bias if dt_bias.ndim == 1 else dt_bias.reshape(-1)
-    # The usual call has nothing to flatten, and a view costs a microsecond.
     if a.ndim == 2 and a.shape[0] == batch:
-        return a, bias
+        return _Gates(batch, a.shape[1], a.stride(1))
     divides = batch > 0 and a.numel() % batch == 0
-    return a.reshape(batch, -1) if divides else a.flatten(1), bias
+    return _Gates(batch, a.numel() // batch, 1) if divides else _Gates(a.shape[0], a.shape[1:].numel(), 1)
 
 
 def _check_layouts(
-    gates: torch.Tensor,
+    gates: _Gates,
     b: torch.Tensor,
     A_log: torch.Tensor,
-    bias: torch.Tensor,
+    dt_bias: torch.Tensor,
     out: torch.Tensor,
     ssm_state_indices: torch.Tensor,
 ) -> None:
     if b.ndim != 2:
-        raise GATES_RANK.refuse("b", expected=2, got=b.ndim, a=gates.ndim, b=b.ndim)
-    for name, tensor in (("a", gates), ("b", b)):
-        if tensor.stride(-1) != 1:
-            raise GATES_STRIDE.refuse(name, expected=1, got=tensor.stride(-1))
+        raise GATES_RANK.refuse("b", expected=2, got=b.ndim, a=2, b=b.ndim)
+    for name, stride in (("a", gates.stride), ("b", b.stride(-1))):
+        if stride != 1:
+            raise GATES_STRIDE.refuse(name, expected=1, got=stride)
     if A_log.ndim != 1:
         raise PARAMETERS_RANK.refuse("A_log", expected=1, got=A_log.ndim)
-    for name, tensor in (("A_log", A_log), ("dt_bias", bias)):
-        if tensor.stride(0) != 1:
-            raise PARAMETERS_STRIDE.refuse(name, expected=1, got=tensor.stride(0))
+    # Two dims that are contiguous are one with stride 1.
+    for name, stride in (("A_log", A_log.stride(0)), ("dt_bias", dt_bias.stride(0) if dt_bias.ndim == 1 else 1)):
+        if stride != 1:
+            raise PARAMETERS_STRIDE.refuse(name, expected=1, got=stride)
     if ssm_state_indices.ndim != 1:
         raise INDICES_RANK.refuse("ssm_state_indices", expected=1, got=ssm_state_indices.ndim)
     if not out.is_contiguous():
         raise OUT_PACKED.refuse("out", got=tuple(out.stride()))
 
 
-def _check_batch(
-    mixed_qkv: torch.Tensor, gates: torch.Tensor, b: torch.Tensor, ssm_state_indices: torch.Tensor
-) -> None:
+def _check_batch(mixed_qkv: torch.Tensor, gates: _Gates, b: torch.Tensor, ssm_state_indices: torch.Tensor) -> None:
     batch = mixed_qkv.shape[0]
-    if gates.shape[0] != batch or b.shape[0] != batch:
-        argument = "a" if gates.shape[0] != batch else "b"
-        got = gates.shape[0] if argument == "a" else b.shape[0]
-        raise BATCH.refuse(argument, expected=batch, got=got, a=gates.shape[0], b=b.shape[0])
+    if gates.rows != batch or b.shape[0] != batch:
+        argument = "a" if gates.rows != batch else "b"
+        got = gates.rows if argument == "a" else b.shape[0]
+        raise BATCH.refuse(argument, expected=batch, got=got, a=gates.rows, b=b.shape[0])
     if ssm_state_indices.shape[0] != batch:
         raise INDICES_SHAPE.refuse("ssm_state_indices", expected=(batch,), got=tuple(ssm_state_indices.shape))
 
 
 def _check_sizes(
     mixed_qkv: torch.Tensor,
-    gates: torch.Tensor,
+    gates: _Gates,
     b: torch.Tensor,
     A_log: torch.Tensor,
-    bias: torch.Tensor,
+    dt_bias: torch.Tensor,
     initial_state: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
@@ -377,14 +386,14 @@ def _check_sizes(
     _, HV, V, K = initial_state.shape
     if not (_is_power_of_two(K) and _is_power_of_two(V)):
         raise POWER_OF_TWO.refuse("initial_state", got=(V, K), K=K, V=V)
-    if gates.shape[1] != HV * K:
-        raise A_COLUMNS.refuse("a", expected=HV * K, got=tuple(gates.shape), HV=HV, K=K)
+    if gates.columns != HV * K:
+        raise A_COLUMNS.refuse("a", expected=HV * K, got=(gates.rows, gates.columns), HV=HV, K=K)
     if b.shape[1] != HV:
         raise B_COLUMNS.refuse("b", expected=HV, got=tuple(b.shape), HV=HV)
     if A_log.numel() != HV:
         raise A_LOG_SIZE.refuse("A_log", expected=HV, got=A_log.numel())
-    if bias.numel() != HV * K:
-        raise DT_BIAS_SIZE.refuse("dt_bias", expected=HV * K, got=bias.numel())
+    if dt_bias.numel() != HV * K:
+        raise DT_BIAS_SIZE.refuse("dt_bias", expected=HV * K, got=dt_bias.numel())
     shape = (mixed_qkv.shape[0], 1, HV, V)
     if out.shape != shape:
         raise OUT_SHAPE.refuse("out", expected=shape, got=tuple(out.shape))

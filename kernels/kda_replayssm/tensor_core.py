@@ -30,9 +30,10 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_wait
 
 from kernels.guards import compute_capability
-from kernels.launch import launch
+from kernels.launch import Launched, early_start, launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 
@@ -359,6 +360,24 @@ def _shared(x):
 
 
 @gluon.jit
+def _load_state(pointers, exists, flush, IN_PLACE: gl.constexpr):
+    """The state before the ring's entries.
+
+    Nothing reads it again before the next step, so it need not push anything else out of the L2 cache; unless it is
+    written in a moment, and is better there until then. Where it is only read, the second load would cost registers
+    that are not there.
+    """
+    if IN_PLACE:
+        if flush:
+            state = gl.load(pointers, mask=exists, other=0.0)
+        else:
+            state = gl.load(pointers, mask=exists, other=0.0, eviction_policy="evict_first")
+    else:
+        state = gl.load(pointers, mask=exists, other=0.0, eviction_policy="evict_first")
+    return state
+
+
+@gluon.jit
 def _replayed(
     checkpoint, decay, d_parts, k_parts, MMA: gl.constexpr, STATE: gl.constexpr, VECTOR: gl.constexpr,
     WARPS_K: gl.constexpr,
@@ -447,6 +466,7 @@ def kda_replayssm_tensor_core_kernel(
     WARPS_V: gl.constexpr,
     WARPS_K: gl.constexpr,
     IN_PLACE: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """One tile of BLOCK_V value channels of one head of one row. Grid: B * HV * V / BLOCK_V programs.
 
@@ -463,6 +483,8 @@ def kda_replayssm_tensor_core_kernel(
     COLUMNS: gl.constexpr = gl.SliceLayout(0, STATE)
     CHANNELS: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
 
+    if EARLY:
+        gdc_wait()
     program = gl.program_id(0)
     tile = program % (V // BLOCK_V)
     # int64 from here on: a pool may hold more than 2^31 elements, whichever of its dims is the outermost.
@@ -506,9 +528,8 @@ def kda_replayssm_tensor_core_kernel(
     d_ring = _load_updates(d_base + tile * BLOCK_V, D_ENTRY_STRIDE, cursor, L, ENTRIES, BLOCK_V)
     state_base = initial_state_ptr + slot * state_slot_stride + head * state_head_stride
     state_ptrs = state_base + values.to(gl.int64)[:, None] * STATE_V_STRIDE + gl.arange(0, K, layout=COLUMNS)[None, :]
-    # Nothing reads the state again before the next step, so it need not push anything else out of the L2 cache.
     in_state = values < gl.where(live, V, 0)
-    checkpoint = gl.load(state_ptrs, mask=in_state[:, None], other=0.0, eviction_policy="evict_first")
+    checkpoint = _load_state(state_ptrs, in_state[:, None], flush, IN_PLACE)
 
     beta = _sigmoid(b.to(gl.float32)).to(b.dtype).to(gl.float32)
     g = _log_decay(x, A, lower_bound)
@@ -576,11 +597,11 @@ def launch_decode(
     force_flush: torch.Tensor | None,
     use_qk_l2norm_in_kernel: bool,
     lower_bound: float | None,
-) -> None:
+) -> Launched | None:
     """Launch the kernel on checked arguments, which are those of the public function in api.py."""
     slots, HV, V, K = initial_state.shape
     H, L = k_cache.shape[1:3]
-    launch(
+    return launch(
         kda_replayssm_tensor_core_kernel,
         (mixed_qkv.shape[0] * HV * (V // tile.block_v),),
         mixed_qkv,
@@ -624,6 +645,7 @@ def launch_decode(
         WARPS_V=tile.warps_v,
         WARPS_K=tile.warps_k,
         IN_PLACE=tile.in_place,
+        **early_start(mixed_qkv.device),
         num_warps=tile.warps_v * tile.warps_k,
         maxnreg=tile.registers,
     )

@@ -9,11 +9,12 @@ import torch
 import triton.language as tl
 
 from kernels.guards import GuardError, explain_refusal, on_gpu
+from kernels.known_calls import KnownCalls
 from kernels.kv_canary import checks
 from kernels.kv_canary.kernel import plan_kernel, scatter_tokens_kernel
 from kernels.kv_canary.plans import VerifyPlan, WritePlan
 from kernels.kv_canary.reference import launch_scatter_req_token_ids_kernel_torch_reference, plan_in_torch
-from kernels.launch import launch, needs_dispatch
+from kernels.launch import Launched, early_start, launch, needs_dispatch
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ TILINGS = (
 
 SCATTER_BLOCK = 1024
 MAX_SCATTER_PROGRAMS = 16
+
+# By the shape of req_pool_indices, and so by the batch.
+_known_plans = KnownCalls(by=9)
+_known_scatters = KnownCalls(by=2)
 
 
 def launch_canary_plan_kernels(
@@ -111,6 +116,21 @@ def launch_canary_plan_kernels(
     Raises:
         GuardError: a subclass of ValueError. Nothing has been written then.
     """
+    verify, write = verify_plan_out, write_plan_out
+    mapping, tokens = full_to_swa_index_mapping, req_to_verify_expected_tokens
+    token_lens = req_to_verify_expected_tokens_valid_lens
+    compiling = torch.compiler.is_compiling()
+    given: tuple[torch.Tensor, ...] = (
+        *(verify.verify_slot_indices, verify.verify_expected_tokens),
+        *(verify.verify_expected_positions, verify.verify_prev_slot_indices, verify.verify_num_valid, verify.enable),
+        *(write.write_offsets, write.write_seed_slot_indices, write.write_num_valid_reqs),
+        *(req_pool_indices, prefix_lens, extend_seq_lens, req_to_token),
+        *(tensor for tensor in (mapping, tokens, token_lens) if tensor is not None),
+    )
+    known: tuple[Any, ...] = (swa_window_size, verify_capacity, kv_token_id_vs_position_offset)
+    known = (*known, mapping is None, tokens is None, token_lens is None)
+    if not compiling and _known_plans.find(given, *known)(given):
+        return
     arguments: dict[str, Any] = {
         "verify_plan_out": verify_plan_out,
         "write_plan_out": write_plan_out,
@@ -125,13 +145,12 @@ def launch_canary_plan_kernels(
         "req_to_verify_expected_tokens_valid_lens": req_to_verify_expected_tokens_valid_lens,
         "kv_token_id_vs_position_offset": kv_token_id_vs_position_offset,
     }
-    tensors = _flat(arguments)
-    if not torch.compiler.is_compiling():
+    if not compiling:
         _check_plan(arguments)
-        if not needs_dispatch(*tensors.values()):
-            _make_plan(arguments)
+        if not needs_dispatch(*given):
+            _known_plans.remember(_make_plan(arguments), given, *known)
             return
-    _plan_op(**tensors, **{name: arguments[name] for name in _NUMBERS})
+    _plan_op(**_flat(arguments), **{name: arguments[name] for name in _NUMBERS})
 
 
 def launch_scatter_req_token_ids_kernel(
@@ -156,9 +175,12 @@ def launch_scatter_req_token_ids_kernel(
     """
     arguments = {"flat_in": flat_in, "offsets": offsets, "req_pool_indices": req_pool_indices, "pool_out": pool_out}
     if not torch.compiler.is_compiling():
+        given = (flat_in, offsets, req_pool_indices, pool_out)
+        if _known_scatters.find(given)(given):
+            return
         _check_scatter(arguments)
-        if not needs_dispatch(*arguments.values()):
-            _scatter_tokens(**arguments)
+        if not needs_dispatch(*given):
+            _known_scatters.remember(_scatter_tokens(**arguments), given)
             return
     _scatter_op(**arguments)
 
@@ -179,14 +201,14 @@ def _check_scatter(arguments: dict[str, torch.Tensor]) -> None:
         raise
 
 
-def _make_plan(arguments: dict[str, Any]) -> None:
+def _make_plan(arguments: dict[str, Any]) -> Launched | None:
     """A checked call: the kernel where there is one, else plain PyTorch."""
     if arguments["req_pool_indices"].shape[0] == 0:
-        return
+        return None
     if on_gpu(arguments["req_pool_indices"]):
-        _launch_plan(**arguments)
-    else:
-        plan_in_torch(**arguments)
+        return _launch_plan(**arguments)
+    plan_in_torch(**arguments)
+    return None
 
 
 def _launch_plan(
@@ -203,14 +225,14 @@ def _launch_plan(
     req_to_verify_expected_tokens: torch.Tensor | None,
     req_to_verify_expected_tokens_valid_lens: torch.Tensor | None,
     kv_token_id_vs_position_offset: int,
-) -> None:
+) -> Launched | None:
     verify, write = verify_plan_out, write_plan_out
     mapping, tokens = full_to_swa_index_mapping, req_to_verify_expected_tokens
     bs, (max_reqs, max_len) = req_pool_indices.shape[0], req_to_token.shape
     window = min(swa_window_size, max_len) if swa_window_size > 0 else max_len
     tiling = next(tiling for tiling in TILINGS if bs <= tiling.block * tiling.chunks)
     log2_workers = _log2_workers(min(bs * window, verify_capacity), tiling)
-    launch(
+    return launch(
         plan_kernel,
         (1 + (1 << log2_workers),),
         verify.verify_slot_indices,
@@ -228,7 +250,7 @@ def _launch_plan(
         req_to_token,
         mapping,
         tokens,
-        req_to_verify_expected_tokens_valid_lens,
+        req_to_verify_expected_tokens_valid_lens if tokens is not None else None,
         bs,
         max_reqs,
         max_len,
@@ -248,6 +270,7 @@ def _launch_plan(
         TILE=tiling.tile,
         INDEX=_index_dtype(req_to_token, tokens),
         VECTOR=tiling.vector,
+        **early_start(req_pool_indices.device),
         num_warps=tiling.num_warps,
     )
 
@@ -266,15 +289,15 @@ def _log2_workers(most_entries: int, tiling: Tiling) -> int:
 
 def _scatter_tokens(
     *, flat_in: torch.Tensor, offsets: torch.Tensor, req_pool_indices: torch.Tensor, pool_out: torch.Tensor
-) -> None:
+) -> Launched | None:
     """A checked call: the kernel where there is one, else plain PyTorch."""
     if not on_gpu(flat_in):
         launch_scatter_req_token_ids_kernel_torch_reference(
             flat_in=flat_in, offsets=offsets, req_pool_indices=req_pool_indices, pool_out=pool_out
         )
-        return
+        return None
     rows, width = pool_out.shape
-    launch(
+    return launch(
         scatter_tokens_kernel,
         (req_pool_indices.shape[0], min(MAX_SCATTER_PROGRAMS, -(-width // SCATTER_BLOCK))),
         flat_in,

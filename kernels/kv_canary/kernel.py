@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 # A share begins at a multiple of this many entries: 128 bytes, a whole cache line.
 ALIGN = tl.constexpr(16)
@@ -261,16 +262,21 @@ def plan_kernel(
     TILE: tl.constexpr,
     INDEX: tl.constexpr,
     VECTOR: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The whole plan, for at most BLOCK x CHUNKS requests, TILE entries at a time.
 
     INDEX is the dtype that holds any row and column of the tables. With VECTOR the fields of full tiles are stored 16
     bytes at a time, at the price of an exchange between threads before.
 
+    EARLY tells that programs may be placed before the kernel before this one has ended.
+
     Without a mapping or expected tokens their pointers are None; without a window, ``window`` is ``max_len``.
 
     Grid: (1 + 2^log2_workers,).
     """
+    if EARLY:
+        gdc_wait()
     batch = (pools_ptr, prefix_lens_ptr, size, max_reqs, max_len, window)
     table = (table_ptr, table_stride)
     mapping = (mapping_ptr, mapping_len)

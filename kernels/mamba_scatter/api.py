@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from kernels.guards import GuardError, explain_refusal
-from kernels.launch import is_interpreted, launch, needs_dispatch
+from kernels.known_calls import KnownCalls
+from kernels.launch import Launched, early_start, is_interpreted, launch, needs_dispatch
 from kernels.mamba_scatter import checks
 from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatter_kernel
 
@@ -22,6 +23,10 @@ CONV_BLOCK = 1024
 # Dtypes between which Triton's casts round as copy_ does. Other pairs are converted by PyTorch before the launch.
 _CAST_IN_KERNEL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# By the number of requests, which changes from step to step.
+_known_state_calls = KnownCalls(by=3)
+_known_conv_calls = KnownCalls(by=3)
 
 
 class MambaCaches(Protocol):
@@ -64,11 +69,12 @@ def fused_mamba_state_scatter_with_mask(
         GuardError: a subclass of ValueError. Nothing has been written then.
     """
     if not torch.compiler.is_compiling():
-        if not checks.has_requests(step_indices_raw):
+        tensors = (dst, src, dst_indices_raw, step_indices_raw)
+        if _known_state_calls.find(tensors)(tensors) or not checks.has_requests(step_indices_raw):
             return
-        _check_state(dst, src, dst_indices_raw, step_indices_raw)
-        if not needs_dispatch(dst, src, dst_indices_raw, step_indices_raw):
-            _launch_state(dst, src, dst_indices_raw, step_indices_raw)
+        _check_state(*tensors)
+        if not needs_dispatch(*tensors):
+            _known_state_calls.remember(_launch_state(*tensors), tensors)
             return
     _state_op(dst, src, dst_indices_raw, step_indices_raw)
 
@@ -92,11 +98,12 @@ def fused_conv_window_scatter_with_mask(
         GuardError: a subclass of ValueError. Nothing has been written then.
     """
     if not torch.compiler.is_compiling():
-        if not checks.has_requests(step_indices_raw):
+        tensors = (dst, src, dst_indices_raw, step_indices_raw)
+        if _known_conv_calls.find(tensors)(tensors) or not checks.has_requests(step_indices_raw):
             return
-        _check_conv(dst, src, dst_indices_raw, step_indices_raw)
-        if not needs_dispatch(dst, src, dst_indices_raw, step_indices_raw):
-            _launch_conv(dst, src, dst_indices_raw, step_indices_raw)
+        _check_conv(*tensors)
+        if not needs_dispatch(*tensors):
+            _known_conv_calls.remember(_launch_conv(*tensors), tensors)
             return
     _conv_op(dst, src, dst_indices_raw, step_indices_raw)
 
@@ -182,14 +189,14 @@ def _named(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: tor
     return {"dst": dst, "src": src, "dst_indices_raw": slots, "step_indices_raw": steps}
 
 
-def _launch_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
+def _launch_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> Launched | None:
     if dst.numel() == 0 or src.numel() == 0:
-        return
+        return None
     entry_size = dst.shape[2:].numel()
     dst, src = _as_copyable(dst, src)
     block = _block(entry_size, dst.element_size())
     num_blocks = -(-entry_size // block)
-    launch(
+    return launch(
         state_scatter_kernel,
         (steps.shape[0] * num_blocks, dst.shape[0]),
         dst,
@@ -207,18 +214,19 @@ def _launch_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, ste
         dst.stride(1),
         device=dst.device,
         BLOCK=block,
+        **early_start(dst.device),
         num_warps=NUM_WARPS,
     )
 
 
-def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> None:
+def _launch_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> Launched | None:
     if dst.numel() == 0 or src.numel() == 0:
-        return
+        return None
     dst, src = _as_copyable(dst, src)
     entry_size = dst.shape[2] * dst.shape[3]
     block = min(CONV_BLOCK, _next_power_of_two(entry_size))
     num_blocks = -(-entry_size // block)
-    launch(
+    return launch(
         conv_window_scatter_kernel,
         (steps.shape[0] * num_blocks, dst.shape[0]),
         dst,

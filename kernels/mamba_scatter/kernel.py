@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 
 @triton.jit
@@ -34,11 +35,16 @@ def state_scatter_kernel(
     dst_layer_stride,
     dst_slot_stride,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """``dst[layer, slot, block] = src[layer, request, step, block]``; src is contiguous, entries of dst are packed.
 
+    EARLY tells that programs may be placed before the kernel before this one has ended.
+
     Grid: (requests x blocks of an entry, layers).
     """
+    if EARLY:
+        gdc_wait()
     request = (tl.program_id(0) // num_blocks).to(tl.int64)
     block = tl.program_id(0) % num_blocks
     layer = tl.program_id(1).to(tl.int64)
@@ -48,8 +54,8 @@ def state_scatter_kernel(
         inside = offsets < entry_size
         source = src_ptr + ((layer * num_requests + request) * num_steps + step) * entry_size
         target = dst_ptr + layer * dst_layer_stride + slot * dst_slot_stride
-        values = tl.load(source + offsets, mask=inside)
-        # Nothing reads the pool before the next step, so what is written need not stay in the L2 cache.
+        # Nothing reads either side again before the next step, so neither need stay in the L2 cache.
+        values = tl.load(source + offsets, mask=inside, eviction_policy="evict_first")
         tl.store(target + offsets, values.to(dst_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 

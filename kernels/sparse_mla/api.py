@@ -10,7 +10,8 @@ import torch
 from torch.nn.functional import pad
 
 from kernels.guards import GuardError, compute_capability, explain_refusal
-from kernels.launch import launch, needs_dispatch
+from kernels.known_calls import KnownCalls, launch_nothing
+from kernels.launch import Launched, launch, needs_dispatch
 from kernels.sparse_mla import checks
 from kernels.sparse_mla.kernel import (
     AMD_TILE,
@@ -20,6 +21,11 @@ from kernels.sparse_mla.kernel import (
     VALUE_CHANNELS,
     sparse_mla_prefill_kernel,
 )
+
+# By the shape of q, and so by the number of tokens. Calls that leave the outputs to the kernel are known by themselves:
+# what is fresh overlaps nothing.
+_known_calls = KnownCalls(by=0)
+_known_calls_with_fresh_outputs = KnownCalls(by=0)
 
 
 def sparse_mla_q8kv8_prefill_fwd(
@@ -84,6 +90,16 @@ def sparse_mla_q8kv8_prefill_fwd(
             written or allocated then.
     """
     compiling = torch.compiler.is_compiling()
+    given: tuple[torch.Tensor, ...] = (q, kv, indices, q_scale, kv_scale)
+    if attn_sink is not None:
+        given = (*given, attn_sink)
+    if topk_length is not None:
+        given = (*given, topk_length)
+    known = (sm_scale, d_v, attn_sink is None, topk_length is None, check_topk_length_values)
+    if not compiling:
+        done = _launch_known(given, known, out, max_logits, lse)
+        if done is not None:
+            return done
     inputs: dict[str, Any] = {"q": q, "kv": kv, "indices": indices, "q_scale": q_scale, "kv_scale": kv_scale}
     inputs |= {"attn_sink": attn_sink, "topk_length": topk_length}
     outputs: dict[str, Any] = {"out": out, "max_logits": max_logits, "lse": lse}
@@ -94,7 +110,8 @@ def sparse_mla_q8kv8_prefill_fwd(
         options = {"d_v": d_v, "check_topk_length_values": check_topk_length_values}
         _prefill_op(sm_scale=sm_scale, **inputs, **written, **options)
     else:
-        _launch(sm_scale=sm_scale, **inputs, **written)
+        launched = _launch(sm_scale=sm_scale, **inputs, **written)
+        _remember(launched, given, known, tuple(written.values()), outputs)
     return written["out"], written["max_logits"], written["lse"]
 
 
@@ -136,6 +153,44 @@ def _check(inputs: dict[str, Any], outputs: dict[str, Any], d_v: int, check_valu
         raise
 
 
+def _launch_known(
+    given: tuple[torch.Tensor, ...],
+    known: tuple[Any, ...],
+    out: torch.Tensor | None,
+    max_logits: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """The outputs of a call like one before, launched without further ado; None if there was none."""
+    if out is not None and max_logits is not None and lse is not None:
+        outputs = (out, max_logits, lse)
+        tensors = (*given, *outputs)
+        return outputs if _known_calls.find(tensors, *known)(tensors) else None
+    if out is None and max_logits is None and lse is None:
+        launch_again = _known_calls_with_fresh_outputs.find(given, *known)
+        if launch_again is not launch_nothing:
+            fresh = _allocated(given[0], None, None, None)
+            outputs = (fresh["out"], fresh["max_logits"], fresh["lse"])
+            return outputs if launch_again((*given, *outputs)) else None
+    return None
+
+
+def _remember(
+    launched: Launched | None,
+    given: tuple[torch.Tensor, ...],
+    known: tuple[Any, ...],
+    written: tuple[torch.Tensor, ...],
+    outputs: dict[str, torch.Tensor | None],
+) -> None:
+    """Remember a call, unless values of it were read, which the next call would have to do again."""
+    tensors = (*given, *written)
+    if known[-1]:
+        return
+    if all(value is None for value in outputs.values()):
+        _known_calls_with_fresh_outputs.remember(launched, given, *known, passed=tensors)
+    elif all(value is not None for value in outputs.values()):
+        _known_calls.remember(launched, tensors, *known, written=range(len(given), len(tensors)))
+
+
 def _allocated(
     q: torch.Tensor, out: torch.Tensor | None, max_logits: torch.Tensor | None, lse: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
@@ -162,14 +217,13 @@ def _launch(
     out: torch.Tensor,
     max_logits: torch.Tensor,
     lse: torch.Tensor,
-) -> None:
+) -> Launched | None:
     hopper = _hopper(q.device)
     if hopper is not None and hopper.takes(q, kv, out):
         inputs = (q, kv, indices, sm_scale, q_scale, kv_scale, attn_sink, topk_length)
-        hopper.prefill(*inputs, out, max_logits, lse)
-        return
+        return hopper.prefill(*inputs, out, max_logits, lse)
     s_q, h_q, d_qk = q.shape
-    launch(
+    return launch(
         sparse_mla_prefill_kernel,
         (s_q * (h_q // BLOCK_HEADS) * 2,),
         q,
