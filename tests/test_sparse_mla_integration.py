@@ -180,7 +180,9 @@ def test_first_tokens_of_a_long_prompt_do_not_shrink() -> None:
     cosine = torch.cosine_similarity(call["out"].double(), expected, -1)
     ratio = call["out"].double().norm(dim=-1) / expected.norm(dim=-1)
     assert bool((cosine > 0.999).all())
-    assert bool(((ratio - 1).abs() < 0.01).all())
+    # A weight in e4m3 is off by up to 2^-4, and with few keys so is a head. Over the heads that must cancel.
+    assert bool(((ratio - 1).abs() < 2**-4).all())
+    assert bool(((ratio.mean(-1) - 1).abs() < 0.01).all())
 
 
 @pytest.mark.gpu
