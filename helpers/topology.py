@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import torch
@@ -71,15 +72,25 @@ def stand_in(
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """Within this context, every tensor that is created is a stand-in, on any device one cares to name."""
-    # PyTorch allocates a number on the device of a FakeTensor to wake it, which fails for a GPU that is not there.
-    with mock.patch.object(fake_tensor, "init_gpu_context", return_value=None), _mode():
+    with _mode():
         yield
+
+
+class StandInMode(FakeTensorMode):
+    """What makes stand-ins, and what an operation on one runs through, inside :func:`stand_ins` or not."""
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run an operation."""
+        # PyTorch allocates a number on the device of a FakeTensor to wake it, which fails for a GPU that is not there.
+        # It does so only on machines that have another one.
+        with mock.patch.object(fake_tensor, "init_gpu_context", return_value=None):
+            return super().dispatch(*args, **kwargs)
 
 
 @cache
 def _mode() -> FakeTensorMode:
     # One mode for all stand-ins, since FakeTensors of two modes do not mix.
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = StandInMode(allow_non_fake_inputs=True)
     # Its cache takes two calls that look the same for the same, but what "cuda" means may have changed between them.
     mode.cache_enabled = False
     return mode

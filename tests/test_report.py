@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -533,3 +535,26 @@ def test_provenance_knows_the_commit_and_whether_files_differ(monkeypatch: pytes
     assert (machine.provenance().commit, machine.provenance().dirty) == (git("rev-parse", "HEAD"), False)
     (tmp_path / "a").write_text("2", encoding="utf-8")
     assert machine.provenance().dirty
+
+
+def test_an_interrupted_report_keeps_what_was_done(tmp_path: Path) -> None:
+    lesson = write(tmp_path / "notebooks", "a_lesson", *LESSON)
+    write(tmp_path / "notebooks", "b_sleeps", code("import time\ntime.sleep(600)"))
+    write(tmp_path / "notebooks", "c_waits", code("1"))
+    out = tmp_path / "out"
+    options = ["--notebooks", str(tmp_path / "notebooks"), "--out", str(out), "--jobs", "1", "--record"]
+    started = [sys.executable, "-u", "-m", "helpers.report", *options]
+    with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "a_lesson: passed" in line:
+                break
+        os.kill(process.pid, signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    assert "interrupted: b_sleeps, c_waits not done" in said
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    verdicts = {entry["name"]: entry["verdict"] for entry in summary["notebooks"]}
+    assert verdicts == {"a_lesson": PASSED, "b_sleeps": FAILED, "c_waits": FAILED}
+    assert (out / "index.html").exists()
+    assert any(cell.get("outputs") for cell in nbformat.read(lesson, as_version=4).cells)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from papermill import inspect_notebook
 from tqdm import tqdm
 
 from helpers.report import cluster, evidence, merge, normalise, output, slides
-from helpers.report.jobs import PASSED, ROOT, Job, Result, never_returned, run_notebook
+from helpers.report.jobs import PASSED, ROOT, Job, Result, end_all, never_returned, run_notebook
 from helpers.report.machine import Provenance, cores, provenance
 from helpers.report.sources import UsageError, select
 
@@ -33,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in _OTHERS:
         return _OTHERS[given[0]](given[1:])
     options = _parser().parse_args(given)
+    if threading.current_thread() is threading.main_thread():
+        # Whoever ends the command, a time limit say, gets a report on what was done until then.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         jobs = jobs_for(options)
         with crew(options, jobs) as at_work:
@@ -98,15 +103,23 @@ def run_all(jobs: Sequence[Job], executor: Executor) -> list[Result]:
         executor: where; anything that speaks the interface of ``concurrent.futures``.
 
     Returns:
-        the results in the order of the jobs.
+        the results in the order of the jobs. After an interruption, those that are not done count as failed.
     """
     futures = {executor.submit(run_notebook, job): job for job in jobs}
     done: dict[str, Result] = {}
-    for future in tqdm(as_completed(futures), total=len(jobs), unit="notebook", disable=None):
-        error = future.exception()
-        result = future.result() if error is None else never_returned(futures[future], error)
-        done[result.name] = result
-        tqdm.write("\n".join(_lines(result)))
+    try:
+        for future in tqdm(as_completed(futures), total=len(jobs), unit="notebook", disable=None):
+            error = future.exception()
+            result = future.result() if error is None else never_returned(futures[future], error)
+            done[result.name] = result
+            tqdm.write("\n".join(_lines(result)))
+    except KeyboardInterrupt as interruption:
+        for future in futures:
+            future.cancel()
+        end_all()
+        missing = [never_returned(job, interruption) for job in jobs if job.name not in done]
+        done |= {result.name: result for result in missing}
+        tqdm.write(f"interrupted: {', '.join(result.name for result in missing)} not done; the rest is written down")
     return [done[job.name] for job in jobs]
 
 

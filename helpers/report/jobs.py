@@ -24,6 +24,8 @@ KERNEL_DIED = "kernel died"
 # Starting a kernel and taking a stuck one down may take a minute each; only then is the process itself at fault.
 _GRACE_SECONDS = 120
 
+_under_way: set[subprocess.Popen[str]] = set()
+
 
 @dataclass(frozen=True)
 class Job:
@@ -115,22 +117,27 @@ def run_notebook(job: Job) -> Result:
         )
 
 
+def end_all() -> None:
+    """End the notebooks that are under way in this process. Their kernels notice and end too."""
+    for process in list(_under_way):
+        process.kill()
+
+
 def _execute(job: Job, folder: Path) -> tuple[str, Failure | None]:
     command = [sys.executable, "-m", "helpers.report.execute", str(folder), str(os.getpid())]
-    try:
-        done = subprocess.run(
-            command,
-            env=_environment(folder),
-            timeout=job.timeout + _GRACE_SECONDS,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return TIMED_OUT, Failure(f"nothing came back within {job.timeout:g} s; the process was ended")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=_environment(folder), stdout=pipe, stderr=pipe, text=True) as process:
+        _under_way.add(process)
+        try:
+            _, errors = process.communicate(timeout=job.timeout + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return TIMED_OUT, Failure(f"nothing came back within {job.timeout:g} s; the process was ended")
+        finally:
+            _under_way.discard(process)
     outcome = folder / "outcome.json"
     if not outcome.exists():
-        return FAILED, Failure(f"the process that ran it ended with code {done.returncode}", traceback=done.stderr)
+        return FAILED, Failure(f"the process that ran it ended with code {process.returncode}", traceback=errors)
     seen = json.loads(outcome.read_text(encoding="utf-8"))
     return seen["verdict"], Failure(**seen["failure"]) if seen["failure"] else None
 
