@@ -96,6 +96,9 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """
     if got.shape != want.shape:
         raise ValueError(f"cannot compare shapes {tuple(got.shape)} and {tuple(want.shape)}")
+    if got.dtype == want.dtype and got.device == want.device and torch.equal(_as_bytes(got), _as_bytes(want)):
+        # Found where the tensors are: a pool of gigabytes would take half a minute to bring to the host and compare.
+        return 0.0
     got, want = got.detach().cpu().double(), want.detach().cpu().double()
     odd = ~(torch.isfinite(got) & torch.isfinite(want))
     agree = (got == want) | (got.isnan() & want.isnan())
@@ -109,13 +112,14 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors hold the same bytes, NaN payloads included."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    # The clones are packed also where reshape gives a view with gaps, which could not be seen as bytes.
-    bytes_a, bytes_b = (
-        t.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8) for t in (a, b)
-    )
-    return torch.equal(bytes_a, bytes_b)
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_as_bytes(a.cpu()), _as_bytes(b.cpu()))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    # reshape may give a view with gaps, which cannot be seen as bytes.
+    packed = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+    return packed.view(torch.uint8)
 
 
 def snapshot(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
