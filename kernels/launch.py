@@ -19,11 +19,17 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+try:
+    from triton.language.extra.cuda import gdc_wait
+except ImportError:
+    gdc_wait = None  # A Triton built for other GPUs alone.
+
 from kernels.guards import compute_capability, interpreter, interpreting
 
 __all__ = [
     "Launched",
     "early_start",
+    "gdc_wait",
     "interpreter",
     "interpreting",
     "is_interpreted",
@@ -78,7 +84,7 @@ def early_start(device: torch.device) -> dict[str, bool]:
     before with ``gdc_wait`` before they touch memory, where the constexpr EARLY is set. From sm_90 on.
     """
     capability = compute_capability(device)
-    early = capability is not None and capability[0] >= 9
+    early = gdc_wait is not None and capability is not None and capability[0] >= 9
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 

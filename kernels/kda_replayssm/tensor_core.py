@@ -30,10 +30,9 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.language.extra.cuda import gdc_wait
 
 from kernels.guards import compute_capability
-from kernels.launch import Launched, early_start, launch
+from kernels.launch import Launched, early_start, gdc_wait, launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 

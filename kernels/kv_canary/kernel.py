@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+
+from kernels.launch import gdc_wait
 
 # A share begins at a multiple of this many entries: 128 bytes, a whole cache line.
 ALIGN = tl.constexpr(16)

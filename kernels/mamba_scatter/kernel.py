@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+
+from kernels.launch import gdc_wait
 
 
 @triton.jit
