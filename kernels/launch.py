@@ -156,8 +156,9 @@ class Launched:
 
 def _hooks() -> bool:
     """Whether a profiler wants to hear of launches."""
-    runtime = triton.knobs.runtime
-    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    # A chain of hooks, which may be empty; or whatever someone has put in its place.
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: int, options: Any) -> Launched | None:

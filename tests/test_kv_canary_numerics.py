@@ -147,6 +147,13 @@ def test_expected_tokens(offset: int, shape: tuple[int, int], path: torch.device
     )
 
 
+def test_number_of_tokens_without_tokens_is_not_looked_at(path: torch.device) -> None:
+    elsewhere = topology.stand_in((5,), None, torch.int32, topology.OTHER)
+    args = batch(path, req_to_verify_expected_tokens=None)
+    kernels.launch_canary_plan_kernels(**args | {"req_to_verify_expected_tokens_valid_lens": elsewhere})
+    assert_plan(args, expected(args))
+
+
 @pytest.mark.parametrize("pool", [-1, 6, 2**31, 2**32 + 3, -(2**32) + 3, INT64_MAX, INT64_MIN])
 def test_pool_index_that_is_no_row_counts_as_padding(pool: int, path: torch.device) -> None:
     args = batch(path)

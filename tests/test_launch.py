@@ -9,9 +9,11 @@ import torch
 import triton
 import triton.language as tl
 from compiled import compile_for
+from triton.knobs import HookChain
 from triton.runtime.errors import InterpreterError
 
 from helpers import topology
+from kernels import launch as launch_module
 from kernels.launch import launch, needs_dispatch
 
 
@@ -130,6 +132,19 @@ def test_every_signature_is_compiled_for_what_it_is() -> None:
                     wide = x[:n].double() if x.is_floating_point() else x[:n].long()
                     expected[:n] = (wide * factor).to(x.dtype)
                     assert torch.equal(out, expected), (x.dtype, x.storage_offset(), n, factor)
+
+
+@pytest.mark.parametrize(
+    ("hook", "heard"), [(None, False), (HookChain(), False), (print, True)], ids=["none", "empty chain", "function"]
+)
+def test_profilers_are_heard(hook: Any, heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", hook)
+    monkeypatch.setattr(triton.knobs.runtime, "launch_exit_hook", HookChain())
+    assert launch_module._hooks() is heard
+    chain = HookChain()
+    chain.add(print)
+    monkeypatch.setattr(triton.knobs.runtime, "launch_exit_hook", chain)
+    assert launch_module._hooks()
 
 
 @pytest.mark.two_gpus

@@ -118,7 +118,8 @@ def launch_canary_plan_kernels(
     """
     verify, write = verify_plan_out, write_plan_out
     mapping, tokens = full_to_swa_index_mapping, req_to_verify_expected_tokens
-    token_lens = req_to_verify_expected_tokens_valid_lens
+    # Without tokens their number means nothing, and nobody looks at it.
+    token_lens = req_to_verify_expected_tokens_valid_lens if tokens is not None else None
     compiling = torch.compiler.is_compiling()
     given: tuple[torch.Tensor, ...] = (
         *(verify.verify_slot_indices, verify.verify_expected_tokens),
@@ -228,6 +229,7 @@ def _launch_plan(
 ) -> Launched | None:
     verify, write = verify_plan_out, write_plan_out
     mapping, tokens = full_to_swa_index_mapping, req_to_verify_expected_tokens
+    token_lens = req_to_verify_expected_tokens_valid_lens if tokens is not None else None
     bs, (max_reqs, max_len) = req_pool_indices.shape[0], req_to_token.shape
     window = min(swa_window_size, max_len) if swa_window_size > 0 else max_len
     tiling = next(tiling for tiling in TILINGS if bs <= tiling.block * tiling.chunks)
@@ -250,7 +252,7 @@ def _launch_plan(
         req_to_token,
         mapping,
         tokens,
-        req_to_verify_expected_tokens_valid_lens if tokens is not None else None,
+        token_lens,
         bs,
         max_reqs,
         max_len,
