@@ -18,7 +18,7 @@ from papermill import inspect_notebook
 from tqdm import tqdm
 
 from helpers.report import cluster, evidence, merge, normalise, output, slides
-from helpers.report.jobs import PASSED, ROOT, Job, Result, end_all, never_returned, run_notebook
+from helpers.report.jobs import PASSED, ROOT, Job, Result, begin, end_all, never_returned, run_notebook
 from helpers.report.machine import Provenance, cores, provenance
 from helpers.report.sources import UsageError, select
 
@@ -105,6 +105,7 @@ def run_all(jobs: Sequence[Job], executor: Executor) -> list[Result]:
     Returns:
         the results in the order of the jobs. After an interruption, those that are not done count as failed.
     """
+    begin()
     futures = {executor.submit(run_notebook, job): job for job in jobs}
     done: dict[str, Result] = {}
     try:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ KERNEL_DIED = "kernel died"
 _GRACE_SECONDS = 120
 
 _under_way: set[subprocess.Popen[str]] = set()
+_ending = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,14 @@ def run_notebook(job: Job) -> Result:
         )
 
 
+def begin() -> None:
+    """Let notebooks start, also after earlier ones were ended."""
+    _ending.clear()
+
+
 def end_all() -> None:
-    """End the notebooks that are under way in this process. Their kernels notice and end too."""
+    """End the notebooks that are under way in this process, and any that is about to start. Their kernels end too."""
+    _ending.set()
     for process in list(_under_way):
         process.kill()
 
@@ -128,6 +136,9 @@ def _execute(job: Job, folder: Path) -> tuple[str, Failure | None]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=_environment(folder), stdout=pipe, stderr=pipe, text=True) as process:
         _under_way.add(process)
+        if _ending.is_set():
+            # It started while the others were ended.
+            process.kill()
         try:
             _, errors = process.communicate(timeout=job.timeout + _GRACE_SECONDS)
         except subprocess.TimeoutExpired:
