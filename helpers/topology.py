@@ -79,6 +79,11 @@ def stand_ins() -> Iterator[None]:
 class StandInMode(FakeTensorMode):
     """What makes stand-ins, and what an operation on one runs through, inside :func:`stand_ins` or not."""
 
+    @property
+    def avoid_device_init(self) -> bool:
+        """Whether values stay off devices. PyTorch lets them go where there is any GPU, though another is meant."""
+        return True
+
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """Run an operation."""
         # PyTorch allocates a number on the device of a FakeTensor to wake it, which fails for a GPU that is not there.

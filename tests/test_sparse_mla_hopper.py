@@ -178,6 +178,15 @@ def test_many_items_per_program(case: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("sm_scale", [512**-0.5, 1e-2, 1e-5], ids=["flat", "flatter", "one number"])
+def test_weights_that_are_nearly_alike(sm_scale: float) -> None:
+    call = run(make_call(HOME, s_q=300, topk=512, s_kv=4096, sm_scale=sm_scale))
+    # Rounding a weight to e4m3 errs by at most 1/17 of it, and by 2.6e-2 in the root of the mean square.
+    assert relative_error(call["out"], reference(call)["out"]) < 2.8e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_hopper")
 def test_tokens_of_every_length_side_by_side() -> None:
     call = make_call(HOME, s_q=1025, topk=1024, s_kv=4096, lengths=True)
     call["topk_length"].copy_(torch.randperm(1025, device=HOME))

@@ -21,6 +21,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise RuntimeError(f"CUDA error: invalid device ordinal ({device})")
 
     monkeypatch.setattr(fake_tensor, "init_gpu_context", wake)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     yield
     # That it would have been noticed.
     with pytest.raises(RuntimeError, match="invalid device ordinal"), fake_tensor.FakeTensorMode():
@@ -48,6 +49,26 @@ def test_an_operation_on_a_stand_in_needs_no_device(operation: str, within: bool
         result = OPERATIONS[operation](x)
     assert topology.is_stand_in(result)
     assert result.device == topology.OTHER
+
+
+VALUES = {
+    "from a list": lambda: torch.tensor([1, 2], device=topology.OTHER),
+    "from a number": lambda: torch.tensor(0.5, device=topology.OTHER),
+    "copied from the CPU": lambda: torch.ones(2, 3).to(topology.OTHER),
+    "placed": lambda: topology.place(torch.ones(2, 3), topology.OTHER),
+}
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize("values", VALUES)
+def test_values_come_to_a_device_that_is_not_there(values: str) -> None:
+    real = torch.ones(2, 3)
+    with topology.stand_ins():
+        result = VALUES[values]()
+        moved = real.to(topology.OTHER)
+    for tensor in (result, moved):
+        assert topology.is_stand_in(tensor)
+        assert tensor.device == topology.OTHER
 
 
 @pytest.mark.usefixtures("one_gpu")
