@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import kernels
 from helpers.calls import same_bits
 from kernels.guards import interpreter
+from kernels.mamba_scatter import api
 from kernels.mamba_scatter.reference import mamba_state_scatter_reference, scatter_after_verify_reference
 
 INDEX_DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -42,6 +43,32 @@ def test_bits_are_copied_at_odd_shapes(dtype: torch.dtype, state: tuple[int, ...
     slots = torch.tensor([4, 0, 2, 1], device=device)
     steps = torch.tensor([1, -1, 0, 1], device=device)
     assert same_bits(*run_both(dst, src, slots, steps))
+
+
+@pytest.mark.parametrize("layers", [1, 3, 4, 5, 9])
+def test_programs_that_take_several_layers(layers: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MANY_PROGRAMS", 0)
+    # More layers in memory than in the call, so that one too many would be seen.
+    pool = random_bits((12, 5, 3, 700), torch.float32, device)
+    before = pool[layers:].clone()
+    src = random_bits((layers, 4, 2, 3, 700), torch.float32, device)
+    slots = torch.tensor([4, 0, 2, 1], device=device)
+    steps = torch.tensor([1, -1, 0, 1], device=device)
+    assert same_bits(*run_both(pool[:layers], src, slots, steps))
+    assert same_bits(pool[layers:], before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", [0, 1800, 2048])
+def test_very_many_programs(padded: int, device: torch.device) -> None:
+    def words(*shape: int) -> torch.Tensor:
+        return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=device)
+
+    dst, src = words(65, 2100, 2500), words(65, 2048, 2, 2500)
+    assert 65 * 2048 * -(-2500 * 2 // api.BLOCK_BYTES) > api.MANY_PROGRAMS
+    steps = torch.randint(0, 2, (2048,), device=device)
+    steps[torch.randperm(2048, device=device)[:padded]] = -1
+    assert same_bits(*run_both(dst, src, torch.randperm(2100, device=device)[:2048], steps))
 
 
 @pytest.mark.parametrize("slot_dtype", INDEX_DTYPES, ids=str)

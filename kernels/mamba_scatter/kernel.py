@@ -1,4 +1,4 @@
-"""The scatter as Triton kernels: one program copies one block of one request's entry in one layer."""
+"""The scatter as Triton kernels: one program copies one block of one request's entry, in one layer or a few."""
 
 from __future__ import annotations
 
@@ -31,33 +31,38 @@ def state_scatter_kernel(
     num_slots,
     num_steps,
     num_requests,
+    num_layers,
     entry_size,
     num_blocks,
     dst_layer_stride,
     dst_slot_stride,
     BLOCK: tl.constexpr,
+    LAYERS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """``dst[layer, slot, block] = src[layer, request, step, block]``; src is contiguous, entries of dst are packed.
 
-    EARLY tells that programs may be placed before the kernel before this one has ended.
+    A program copies its block in LAYERS layers. EARLY tells that programs may be placed before the kernel before this
+    one has ended.
 
-    Grid: (requests x blocks of an entry, layers).
+    Grid: (requests x blocks of an entry, layers / LAYERS rounded up).
     """
     if EARLY:
         gdc_wait()
     request = (tl.program_id(0) // num_blocks).to(tl.int64)
     block = tl.program_id(0) % num_blocks
-    layer = tl.program_id(1).to(tl.int64)
+    first_layer = tl.program_id(1).to(tl.int64) * LAYERS
     slot, step, exists = _entry(slots_ptr, steps_ptr, slots_stride, steps_stride, request, num_slots, num_steps)
     if exists:
         offsets = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = offsets < entry_size
-        source = src_ptr + ((layer * num_requests + request) * num_steps + step) * entry_size
-        target = dst_ptr + layer * dst_layer_stride + slot * dst_slot_stride
-        # Nothing reads either side again before the next step, so neither need stay in the L2 cache.
-        values = tl.load(source + offsets, mask=inside, eviction_policy="evict_first")
-        tl.store(target + offsets, values.to(dst_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+        for ahead in tl.static_range(LAYERS):
+            layer = first_layer + ahead
+            inside = (offsets < entry_size) & (layer < num_layers)
+            source = src_ptr + ((layer * num_requests + request) * num_steps + step) * entry_size
+            target = dst_ptr + layer * dst_layer_stride + slot * dst_slot_stride
+            # Nothing reads either side again before the next step, so neither need stay in the L2 cache.
+            values = tl.load(source + offsets, mask=inside, eviction_policy="evict_first")
+            tl.store(target + offsets, values.to(dst_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit
