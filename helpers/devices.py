@@ -15,7 +15,8 @@ def has_gpus(wanted: int) -> bool:
     """Whether this machine has so many GPUs; says so where it has fewer."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count < wanted:
-        print(f"This needs {wanted} GPU(s), and there are {count} here: not shown. The text says what to expect.")
+        needed = f"{wanted} GPUs" if wanted > 1 else "a GPU"
+        print(f"This needs {needed}, and this machine has {count or 'none'}: not shown. The text says what to expect.")
     return count >= wanted
 
 

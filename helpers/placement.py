@@ -19,6 +19,7 @@ from kernels.guards import GuardError, offenders, tensors_of
 _MARK = "◀ odd one out"
 _MONOSPACE = "DejaVu Sans Mono"
 _FONT_SIZE = 9
+_LEGIBLE = 7.5
 _GAP = 0.14
 # Units of the canvas, and how many of them make an inch of the figure.
 _UNITS = 16
@@ -161,16 +162,19 @@ def _row_height(row: Row) -> float:
 
 def _draw_row(axes: Axes, row: Row, x: float, y: float, width: float) -> None:
     height = _row_height(row)
+    told = f"{row.shape} {row.dtype}".strip()
     if row.odd:
         box(axes, x, y, width, height, facecolor=PALE_ORANGE, edgecolor=ORANGE, linestyle="--", linewidth=2.2)
         # Only a strip is hatched, so that the words stay legible.
         axes.add_patch(Rectangle((x + 0.12, y + 0.12), 0.4, height - 0.24, fill=False, edgecolor=ORANGE, hatch="////"))
-        size = _fitting(row.argument, "", width - 0.8)
+        if _fitting(row.argument, told, width - 1.5) < _LEGIBLE:
+            told = ""
+        size = _fitting(row.argument, told, width - 1.5)
         axes.text(x + 0.7, y + 0.36, row.argument, va="center", family=_MONOSPACE, fontsize=size)
+        axes.text(x + width - 0.2, y + 0.36, told, va="center", ha="right", fontsize=size)
         axes.text(x + 0.7, y + 0.76, _MARK, va="center", weight="bold", fontsize=_FONT_SIZE)
         return
     box(axes, x, y, width, height, edgecolor=BLUE)
-    told = f"{row.shape} {row.dtype}".strip()
     size = _fitting(row.argument, told, width - 0.6)
     axes.text(x + 0.2, y + height / 2, row.argument, va="center", family=_MONOSPACE, fontsize=size)
     axes.text(x + width - 0.2, y + height / 2, told, va="center", ha="right", fontsize=size)

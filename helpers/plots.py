@@ -190,7 +190,7 @@ def draw_scatter(arguments: Mapping[str, Any]) -> Picture:
     axes.text(
         8,
         rows + 2.0,
-        f"hatched slots are overwritten; one call does this for all {layers} layers",
+        f"hatched slots are overwritten; one call does this for {_all(layers)}",
         ha="center",
         va="bottom",
         color=INK,
@@ -221,13 +221,11 @@ def _draw_scratch(axes: Axes, moves: Sequence[_Move], requests: int, steps: int,
         move = by_request.get(request, _Move(request, -1, -1, "not in this call"))
         ink = FAINT if move.reason else INK
         middle = top + request + 0.5
-        axes.text(2.9, middle, f"request {request}", ha="right", va="center", color=ink)
+        axes.text(2.9, middle - (0.14 if move.reason else 0), f"request {request}", ha="right", va="center", color=ink)
         for step in range(steps):
             _draw_step(axes, 3.1 + step, top + request, kept=step == move.step, skipped=bool(move.reason))
         if move.reason:
-            # An arrow may pass here: the words stay in front of it.
-            front: dict[str, Any] = {"zorder": 5, "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 2}}
-            axes.text(3.2 + steps, middle, f"skipped ({move.reason})", va="center", color=GREY, fontsize=8.5, **front)
+            axes.text(2.9, middle + 0.24, move.reason, ha="right", va="center", color=GREY, fontsize=8.5)
 
 
 def _draw_step(axes: Axes, x: float, y: float, kept: bool, skipped: bool) -> None:
@@ -237,6 +235,10 @@ def _draw_step(axes: Axes, x: float, y: float, kept: bool, skipped: bool) -> Non
     elif kept:
         style = {"facecolor": PALE_BLUE, "edgecolor": BLUE, "linewidth": 2.2}
     axes.add_patch(Rectangle((x + 0.04, y + 0.14), 0.84, 0.72, **style))
+
+
+def _all(layers: int) -> str:
+    return {1: "its one layer", 2: "both layers"}.get(layers, f"all {layers} layers")
 
 
 def _draw_pool(axes: Axes, moves: Sequence[_Move], slots: int, top: float) -> None:
@@ -256,7 +258,7 @@ def _scatter_alt(moves: Sequence[_Move], layers: int, slots: int) -> str:
     kept = [f"request {m.request} at step {m.step} to slot {m.slot}" for m in moves if not m.reason]
     skipped = [f"request {m.request} is skipped ({m.reason})" for m in moves if m.reason]
     told = "; ".join([f"Arrows from scratch to pool: {', '.join(kept)}" if kept else "No arrows", *skipped])
-    return f"{told}. The other slots of the {slots} keep their state. The same in all {layers} layers."
+    return f"{told}. The other slots of the {slots} keep their state. The same in {_all(layers)}."
 
 
 # Rates.

@@ -204,5 +204,7 @@ def _bar_style(shared: bool) -> dict[str, Any]:
 
 def _spans_alt(bars: Mapping[str, tuple[int, int]], common: tuple[int, int]) -> str:
     told = "; ".join(f"{name} from byte {first} to {last}" for name, (first, last) in bars.items())
-    shared = f"hatched: bytes {common[0]} to {common[1]} belong to all" if common[0] < common[1] else "none is shared"
-    return f"Bars of memory: {told}; {shared}."
+    if common[0] >= common[1]:
+        return f"Bars of memory: {told}; none is shared."
+    owners = "both" if len(bars) == 2 else "all"
+    return f"Bars of memory: {told}; hatched: bytes {common[0]} to {common[1]} belong to {owners}."

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from helpers.plots import BLUE, DARK_ORANGE, ORANGE, PAPER, Picture, new_figure
 
 _MARKERS = "osD^vP*X"
+# Decades, in both directions, below which the labels of two points would lie on each other.
+_COINCIDE = 0.12
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ def draw_roofline(points: Sequence[Point], gbps: float, tflops: float, device: s
             markersize=8,
             label=kernel,
         )
+        _label(axes, mine, ridge)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(top=tflops * 4)
@@ -74,8 +81,38 @@ def draw_roofline(points: Sequence[Point], gbps: float, tflops: float, device: s
     axes.set_title(f"Roofline of {device}", loc="left", weight="bold", fontsize=10)
     axes.legend(loc="lower right")
     told = ", ".join(
-        f"{point.kernel} {point.name}: {point.operations / point.us / 1e6:.3g} TFLOP/s, "
+        f"{point.kernel} {point.name}: {_three_digits(point.operations / point.us / 1e6)} TFLOP/s, "
         f"{attained(point, gbps, tflops):.0%} of what the nearer ceiling allows"
         for point in placed
     )
     return Picture(figure, f"Roofline of {device} with ceilings {gbps:,.0f} GB/s and {tflops:,.0f} TFLOP/s: {told}.")
+
+
+def _label(axes: Axes, points: Sequence[Point], ridge: float) -> None:
+    """Write the names of a kernel's points beside them; points that nearly coincide share a line."""
+    groups: list[list[Point]] = []
+    for point in sorted(points, key=lambda point: point.operations / point.us):
+        if groups and _coincide(groups[-1][-1], point):
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    rightmost = max(point.intensity for point in points)
+    for group in groups:
+        beside = max(group, key=lambda point: point.intensity)
+        place: dict[str, Any] = {"xytext": (8, 0), "ha": "left", "va": "center"}
+        if beside.intensity > ridge:
+            # Below the flat part of the roof there is room to the left, and little to the right.
+            last = beside.intensity == rightmost
+            place = {"xytext": (0 if last else 4, -7), "ha": "center" if last else "right", "va": "top"}
+        told = "; ".join(point.name for point in group)
+        at = (beside.intensity, beside.operations / beside.us / 1e6)
+        axes.annotate(told, at, textcoords="offset points", fontsize=7, **place)
+
+
+def _coincide(a: Point, b: Point) -> bool:
+    rates = abs(math.log10(a.operations / a.us / (b.operations / b.us)))
+    return rates < _COINCIDE and abs(math.log10(a.intensity / b.intensity)) < _COINCIDE
+
+
+def _three_digits(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

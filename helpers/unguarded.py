@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["completed", "exception", "illegal access", "killed", "timeout"]
+Kind = Literal["completed", "not run", "exception", "illegal access", "killed", "timeout"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _EXPERIMENTS = Path(__file__).parent / "experiments"
@@ -34,9 +34,9 @@ class Outcome:
     """What became of a process.
 
     Attributes:
-        kind: "completed", "exception", "illegal access" (an exception that says so), "killed" (by a signal) or
-            "timeout".
-        told: what the code had to say for itself, or the exception's message, or the signal.
+        kind: "completed", "not run" (the code found that the machine lacks something), "exception", "illegal access"
+            (an exception that says so), "killed" (by a signal) or "timeout".
+        told: what the code had to say for itself, or what is missing, or the exception's message, or the signal.
         error: class of the exception.
         poisoned: whether CUDA was unusable in that process afterwards; None where CUDA was not in use.
         seconds: how long it took, start of Python included.
@@ -55,6 +55,8 @@ class Outcome:
         """One line."""
         if self.kind == "completed":
             return f"completed: {self.told}" if self.told else "completed"
+        if self.kind == "not run":
+            return f"not run: {self.told}"
         if self.kind == "killed":
             return f"the process was killed by {self.told}"
         if self.kind == "timeout":
@@ -71,7 +73,8 @@ def run_unguarded(code: str | Path | Callable[[], object], *, timeout: float = 1
 
     Args:
         code: source text, a file, or a function that takes nothing and imports what it needs (its source is sent). A
-            variable ``told`` that the code leaves behind, or what the function returns, goes into the outcome.
+            variable ``told`` that the code leaves behind, or what the function returns, goes into the outcome. A
+            variable ``missing`` says instead what the machine lacks to run it.
         timeout: seconds after which the process is killed, with all it has started.
     """
     with tempfile.TemporaryDirectory(prefix="unguarded-") as folder:
@@ -139,7 +142,8 @@ def _judge(
     if status is None:
         return Outcome("timeout", f"{timeout:g} s", seconds=seconds, output=printed)
     if reported is not None:
-        kind: Kind = "exception" if reported["error"] else "completed"
+        missing = reported.pop("missing")
+        kind: Kind = "exception" if reported["error"] else "not run" if missing else "completed"
         if reported["error"] and any(words in reported["told"] for words in _ILLEGAL):
             kind = "illegal access"
         return Outcome(kind, **reported, seconds=seconds, output=printed)
@@ -153,13 +157,14 @@ def _judge(
 
 def _child(script: str, result: str) -> None:
     """Run the script and leave word of how it ended, before anything else can go wrong."""
-    report: dict[str, object] = {"told": "", "error": ""}
+    report: dict[str, object] = {"told": "", "error": "", "missing": False}
     try:
-        told = runpy.run_path(script, run_name="__main__").get("told")
+        left = runpy.run_path(script, run_name="__main__")
         _wait_for_device()
-        report["told"] = "" if told is None else str(told)
+        told = left.get("missing", left.get("told"))
+        report |= {"told": "" if told is None else str(told), "missing": "missing" in left}
     except Exception as error:
-        report = {"told": str(error), "error": type(error).__name__}
+        report |= {"told": str(error), "error": type(error).__name__}
     report["poisoned"] = _cuda_is_poisoned()
     Path(result).write_text(json.dumps(report), encoding="utf-8")
 

@@ -60,7 +60,7 @@ def test_a_missing_gpu_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert devices.has_gpus(1)
     assert capsys.readouterr().out == ""
     assert not devices.has_gpus(2)
-    assert "needs 2 GPU(s), and there are 1 here" in capsys.readouterr().out
+    assert "needs 2 GPUs, and this machine has 1:" in capsys.readouterr().out
 
 
 PROGRAM = [Launch("A", HOME), Launch("B", OTHER), Launch("C", HOME, "side stream"), Launch("D", HOME)]
@@ -92,7 +92,7 @@ def test_spans_show_what_is_shared() -> None:
     buffer = torch.zeros(96, device=topology.runnable())
     picture = draw_spans({"max_logits": buffer[:64], "lse": buffer[32:]})
     assert "max_logits from byte 0 to 256; lse from byte 128 to 384" in picture.alt
-    assert "bytes 128 to 256 belong to all" in picture.alt
+    assert "bytes 128 to 256 belong to both" in picture.alt
     legible(picture.figure)
     assert "none is shared" in draw_spans({"a": buffer[:48], "b": buffer[48:]}).alt
 

@@ -24,4 +24,4 @@ if topology.exists(topology.OTHER):
     right = "filled" if bool((x == 1).all()) else "not filled"
     told = f"the launch was accepted, and the tensor on cuda:1 is {right}"
 else:
-    told = "this needs two GPUs"
+    missing = "this needs two GPUs, and there are fewer here"

@@ -17,4 +17,4 @@ if topology.exists(topology.OTHER):
     right = "right" if bool((dst[:, 2] == 1).all()) else "wrong"
     told = f"the scratch on cuda:1 was accepted, and the result is {right}"
 else:
-    told = "this needs two GPUs"
+    missing = "this needs two GPUs, and there are fewer here"

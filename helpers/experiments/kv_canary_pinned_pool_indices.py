@@ -29,4 +29,4 @@ if topology.exists(topology.HOME):
         f"instead of {fast:.3f}: {slow / fast:.1f} times as long, because every program reads that list over PCIe"
     )
 else:
-    told = "there is no GPU here, so no memory can be pinned for one and there is nothing to measure"
+    missing = "there is no GPU here, so no memory can be pinned for one and there is nothing to measure"

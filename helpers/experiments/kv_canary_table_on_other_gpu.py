@@ -21,4 +21,4 @@ if topology.exists(topology.OTHER):
     right = "right" if all(same_bits(call[name], expected[name]) for name in expected) else "wrong"
     told = f"the kernel read the table through a pointer into the other GPU, and the plan is {right} (peers: {peers})"
 else:
-    told = "there are no two GPUs here, so there is no other one to read from"
+    missing = "there are no two GPUs here, so there is no other one to read from"

@@ -25,4 +25,4 @@ if topology.exists(topology.HOME):
         f"instead of {fast:.3f}: {slow / fast:.0f} times as long, because every byte comes over PCIe"
     )
 else:
-    told = "there is no GPU here, so no memory can be pinned for one and there is nothing to measure"
+    missing = "there is no GPU here, so no memory can be pinned for one and there is nothing to measure"

@@ -28,4 +28,4 @@ if topology.exists(topology.HOME):
         first = error.__context__ or error
         told += f". With the check the capture failed: {str(first).splitlines()[0]}"
 else:
-    told = "there is no GPU here, so there is no CUDA graph to capture"
+    missing = "there is no GPU here, so there is no CUDA graph to capture"

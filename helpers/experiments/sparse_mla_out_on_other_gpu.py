@@ -19,4 +19,4 @@ if topology.exists(topology.OTHER):
     right = "right" if relative_error(call["out"], expected) < call.spec.tolerance else "wrong"
     told = f"the kernel wrote through a pointer into the other GPU, and the result is {right} (peer access: {peers})"
 else:
-    told = "there are no two GPUs here, so there is no other one to write to"
+    missing = "there are no two GPUs here, so there is no other one to write to"

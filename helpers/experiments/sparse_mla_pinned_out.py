@@ -29,4 +29,4 @@ if topology.exists(topology.HOME):
         f"instead of {fast:.2f}: {slow / fast:.0f} times as long, because all of out leaves over PCIe"
     )
 else:
-    told = "there is no GPU here, so no memory can be pinned for one and there is nothing to measure"
+    missing = "there is no GPU here, so no memory can be pinned for one and there is nothing to measure"

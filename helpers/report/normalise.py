@@ -16,6 +16,10 @@ LANGUAGE = {"name": "python"}
 # Written by papermill, nbclient and JupyterLab: times, durations, and how a window looked.
 _PASSING = ("papermill", "execution", "ExecuteTime", "collapsed", "scrolled")
 
+# A view of widgets that live in a kernel. Where that is gone, JupyterLab shows an error in place of the view, and not
+# the text that is stored beside it.
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
 _MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:work|root|home|tmp|Users|private|mnt|var)/[^\s'\"`)>\]]*")
 
 
@@ -26,6 +30,8 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         for key in _PASSING:
             cell.metadata.pop(key, None)
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(_WIDGET_VIEW, None)
         if not cell.metadata.get("tags", True):
             del cell.metadata["tags"]
     return notebook

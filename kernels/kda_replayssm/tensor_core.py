@@ -1,4 +1,4 @@
-"""The decode step as a Gluon kernel: the state goes from memory into the matrix unit's registers and stays there.
+"""The decode step as a Gluon kernel: the state goes from memory into registers, laid out for the matrix unit.
 
 Gluon is Triton with the layouts written out: which thread holds which element. That is what this kernel needs. The
 plain kernel in kernel.py computes the same, but there the compiler carries the [V, K] tile of the state through shared
