@@ -388,6 +388,12 @@ def test_normalising_keeps_what_matters() -> None:
     assert "papermill" in given.cells[0].metadata
 
 
+def test_a_widget_is_stored_as_what_stands_in_for_it() -> None:
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "gone"}, "text/plain": "a table"}
+    given = notebook(code("playground()", count=1, outputs=[shown(view)]))
+    assert normalise.normalise(given).cells[0].outputs[0].data == {"text/plain": "a table"}
+
+
 @pytest.mark.parametrize("latex", [r"\notacommand x", r"\frac", "x^", "}", r"a & b"])
 def test_what_cannot_be_converted_is_an_error_and_is_shown_as_source(latex: str) -> None:
     with pytest.raises(pages.FormulaError):
