@@ -7,7 +7,7 @@ import re
 import pytest
 from compiled import STARTS_EARLY, TARGETS, compile_for
 
-from kernels.mamba_scatter.api import BLOCK_BYTES, CONV_BLOCK, LAYERS_OF_MANY, NUM_WARPS
+from kernels.mamba_scatter.api import BLOCK_BYTES, CONV_BLOCK, LAYERS_OF_A_PROGRAM, NUM_WARPS
 from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatter_kernel
 
 INTEGERS = {
@@ -27,7 +27,7 @@ MULTIPLES_OF_16 = {"entry_size", "dst_layer_stride", "dst_slot_stride"}
 @pytest.mark.parametrize(("dst", "src", "size"), [("i32", "i32", 4), ("i16", "i16", 2), ("bf16", "fp32", 4)])
 @pytest.mark.parametrize(
     ("kernel", "layers"),
-    [(state_scatter_kernel, 1), (state_scatter_kernel, LAYERS_OF_MANY), (conv_window_scatter_kernel, 1)],
+    [*((state_scatter_kernel, layers) for layers in LAYERS_OF_A_PROGRAM), (conv_window_scatter_kernel, 1)],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_compiles_without_spills(kernel: object, layers: int, target: str, dst: str, src: str, size: int) -> None:
@@ -43,7 +43,7 @@ def test_compiles_without_spills(kernel: object, layers: int, target: str, dst: 
     assert built.registers <= 128
 
 
-@pytest.mark.parametrize("layers", [1, LAYERS_OF_MANY])
+@pytest.mark.parametrize("layers", LAYERS_OF_A_PROGRAM)
 def test_a_copied_word_moves_in_16_byte_accesses(layers: int) -> None:
     pointers = {"dst_ptr": "*i32:16", "src_ptr": "*i32:16", "slots_ptr": "*i64:16", "steps_ptr": "*i64:16"}
     names = INTEGERS[state_scatter_kernel].split()

@@ -46,8 +46,11 @@ def test_bits_are_copied_at_odd_shapes(dtype: torch.dtype, state: tuple[int, ...
 
 
 @pytest.mark.parametrize("layers", [1, 3, 4, 5, 9])
-def test_programs_that_take_several_layers(layers: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MANY_PROGRAMS", 0)
+@pytest.mark.parametrize("at_once", api.LAYERS_OF_A_PROGRAM)
+def test_programs_that_take_several_layers(
+    layers: int, at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "LAYERS_OF_A_PROGRAM", (at_once,))
     # More layers in memory than in the call, so that one too many would be seen.
     pool = random_bits((12, 5, 3, 700), torch.float32, device)
     before = pool[layers:].clone()
@@ -56,6 +59,13 @@ def test_programs_that_take_several_layers(layers: int, device: torch.device, mo
     steps = torch.tensor([1, -1, 0, 1], device=device)
     assert same_bits(*run_both(pool[:layers], src, slots, steps))
     assert same_bits(pool[layers:], before)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "layers"), [(1, 1), (2**18, 1), (2**18 + 1, 2), (2**19, 2), (2**19 + 1, 4), (2**30, 4)]
+)
+def test_layers_of_a_program(blocks: int, layers: int) -> None:
+    assert api._layers_of_a_program(blocks) == layers
 
 
 @pytest.mark.gpu

@@ -28,7 +28,7 @@ class Provenance:
         system: kernel and processor.
         cores: CPU cores that this process may use.
         commit: revision of the repository, None outside of one.
-        dirty: whether tracked files differ from the commit.
+        dirty: whether tracked files differ from the commit. False where the commit was given: there is nothing to ask.
         date: start of the run in UTC, ISO 8601.
         workers: how many machines like this shared the work; 0 if this one did it alone.
     """
@@ -59,7 +59,7 @@ def provenance(commit: str | None = None) -> Provenance:
     from helpers import topology
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    changed = _git("status", "--porcelain", "--untracked-files=no")
+    changed = None if commit else _git("status", "--porcelain", "--untracked-files=no")
     return Provenance(
         device=topology.describe(),
         gpus=tuple(torch.cuda.get_device_name(index) for index in range(count)),
@@ -68,7 +68,8 @@ def provenance(commit: str | None = None) -> Provenance:
         torch=torch.__version__,
         triton=metadata.version("triton"),
         python=platform.python_version(),
-        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        # Of the release only its number: the rest is the builder's.
+        system=f"{platform.system()} {platform.release().partition('-')[0]}, {platform.machine()}",
         cores=cores(),
         commit=commit or _git("rev-parse", "HEAD"),
         dirty=bool(changed),

@@ -17,10 +17,11 @@ from kernels.mamba_scatter.kernel import conv_window_scatter_kernel, state_scatt
 # the fastest on an H200 (figures in docs/performance.md): small programs finish evenly, so the last wave is short.
 BLOCK_BYTES = 4096
 NUM_WARPS = 4
-# A program takes 0.6 ns to start, also if it only finds that its request is padding. Where there are many of them, each
-# takes several layers: 1% slower without padding, and 2.4 times as fast with 28 of 32 requests padded.
+# A program takes 0.6 ns to start, also if it only finds that its request is padding. Where there would be more programs
+# than this, each takes several layers. Four make a call 1% slower without padding, and 2.4 times as fast with 28 of 32
+# requests padded.
 MANY_PROGRAMS = 2**18
-LAYERS_OF_MANY = 4
+LAYERS_OF_A_PROGRAM = (1, 2, 4)
 # A conv window is gathered element by element, each with an address of its own, so a program takes fewer of them.
 CONV_BLOCK = 1024
 
@@ -275,7 +276,9 @@ def _block(entry_size: int, element_size: int) -> int:
 
 
 def _layers_of_a_program(blocks: int) -> int:
-    return LAYERS_OF_MANY if blocks > MANY_PROGRAMS else 1
+    """The fewest that leave no more than MANY_PROGRAMS, if any do."""
+    *fewer, most = LAYERS_OF_A_PROGRAM
+    return next((layers for layers in fewer if blocks <= layers * MANY_PROGRAMS), most)
 
 
 def _next_power_of_two(n: int) -> int:
