@@ -8,7 +8,11 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
+FILE ?=
 EXTRAS ?= test,lint,browser,cluster,slides
+
+# In a container one often is root, and JupyterLab wants to be told that this is meant.
+LAB_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 ifeq ($(strip $(VENV)),)
 RUN := $(PYTHON)
@@ -32,13 +36,13 @@ test: $(READY) ## run all tests, and every committed notebook against its stored
 	$(RUN) -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 lab: $(READY) ## open JupyterLab on the first notebook
-	$(RUN) -m jupyterlab notebooks/00_start_here.ipynb $(ARGS)
+	$(RUN) -m jupyterlab notebooks/00_start_here.ipynb $(LAB_ROOT) $(ARGS)
 
 slides: $(READY) ## turn the notebooks into slides that open without a network: slides/index.html
 	$(RUN) -m helpers.report slides $(ARGS)
 
-explain: $(READY) ## explain a traceback that is pasted (then Ctrl-D), or a file: make explain ARGS=log.txt
-	@$(RUN) -m helpers.explain $(ARGS)
+explain: $(READY) ## explain a traceback that is pasted (then Ctrl-D), or a file: make explain FILE=log.txt
+	@$(RUN) -m helpers.explain $(FILE) $(ARGS)
 
 doctor: $(READY) ## look at versions, GPUs and drivers, and say what is wrong and how to mend it
 	@$(RUN) -m helpers.doctor

@@ -19,7 +19,7 @@ import textwrap
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ from helpers.tracebacks.logs import Line, clean, windows
 _ROOT = Path(__file__).resolve().parents[1]
 _SHOWN = 3
 _ERROR_LINE = re.compile(r"\b\w*(?:Error|Exception)\b|\bmust\b|\bexpected\b|\bmismatch\b", re.IGNORECASE)
+_BLANK = re.compile(r"\{[^}]*\}")
+# Shorter ones begin too many messages.
+_SHORTEST_BEGINNING = 25
 _CLASS = re.compile(r"^\s*[\w.]*(?:Error|Exception): ")
 
 
@@ -130,6 +133,7 @@ def _explain(raw_lines: Iterable[str]) -> Explanation:
     found = merge(finding for window in windows(lines) for finding in findings(window))
     if suspects.empty:
         raise UnreadableInputError("there is nothing to explain: the input is empty")
+    found = found or list(suspects.begun())
     return Explanation(tuple(found), () if found else suspects.near_misses())
 
 
@@ -150,6 +154,15 @@ class _Suspects:
                 if len(line.text) < 500 and _ERROR_LINE.search(line.text):
                     self._errors.append(line)
             yield line
+
+    def begun(self) -> Iterator[Finding]:
+        """What a message is about of which there is only the beginning, or … in place of its values."""
+        for line in self._errors or self._last:
+            said = _CLASS.sub("", line.text).strip().replace("...", "…")
+            for wording in known() if len(said) >= _SHORTEST_BEGINNING else ():
+                if _BLANK.sub("…", wording.template).startswith(said):
+                    for window in windows(clean([wording.template])):
+                        yield from (replace(found, message=said, line=line.number) for found in findings(window))
 
     def near_misses(self, count: int = 3, threshold: float = 0.55) -> tuple[NearMiss, ...]:
         """The messages of this project that resemble one of the lines most."""

@@ -131,9 +131,18 @@ def test_an_exception_in_a_solution_is_told_with_its_line() -> None:
     assert result.told == """it raised KeyError in "return [tensors["destination"].device]": 'destination'"""
 
 
-def test_an_answer_that_needs_a_gpu_is_not_called_wrong_for_it() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "PyTorch is not linked with support for cuda devices",
+        "PyTorch was compiled without CUDA support",
+        "Cannot access accelerator device when none is available.",
+        "CUDA error: invalid device ordinal",
+    ],
+)
+def test_an_answer_that_needs_a_gpu_is_not_called_wrong_for_it(words: str) -> None:
     def misplaced(tensors: dict[str, torch.Tensor]) -> list[str]:
-        raise RuntimeError("PyTorch is not linked with support for cuda devices")
+        raise RuntimeError(words)
 
     result = grade(exercise(FIRST), misplaced)
     assert "it asks for a GPU that is not here" in result.told

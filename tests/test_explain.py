@@ -532,3 +532,23 @@ def test_text_in_html_is_escaped() -> None:
     (finding,) = explain("Unexpected tensor ranks: dst.ndim=<b>1 src.ndim=5").findings
     assert "<b>1" in finding.message
     assert "<b>1" not in explain("Unexpected tensor ranks: dst.ndim=<b>1 src.ndim=5")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("said", "id", "arguments"),
+    [
+        ("dst and src must be on the same device.", "mamba_scatter.state.device", {"src", "dst"}),
+        ("ValueError: dst and src must be on the same device. dst.device=...", "mamba_scatter.state.device", {"src"}),
+        ("kv-canary: … must be on out_verify_offsets_scratch's device …, got …", "kv_canary.plan.device", {"enable"}),
+    ],
+)
+def test_a_message_without_its_values_is_recognised(said: str, id: str, arguments: set[str]) -> None:
+    found = {finding.id: finding for finding in explain(f"a log\n{said}\n").findings}
+    assert found[id].line == 2
+    assert any(wanted in name for wanted in arguments for name in found[id].arguments)
+    assert found[id].message in said.replace("...", "…")
+
+
+@pytest.mark.parametrize("said", ["must be on the same device.", "dst and src must be", "RuntimeError: dst"])
+def test_a_few_words_are_not_taken_for_a_message(said: str) -> None:
+    assert explain(said).findings == ()

@@ -23,7 +23,7 @@ from notebook_files import code, notebook, printed, shown, text, write
 
 from helpers.atlas import record, records
 from helpers.report import __main__ as command
-from helpers.report import evidence, machine, normalise, output, pages
+from helpers.report import evidence, jobs, machine, normalise, output, pages
 from helpers.report.jobs import FAILED, KERNEL_DIED, PASSED, ROOT, TIMED_OUT, Failure, Job, Result, run_notebook
 
 REPRODUCED = "mamba_scatter.state.device/src"
@@ -301,6 +301,7 @@ def test_a_ledger_is_kept_however_the_notebook_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["-p", "seed", "abc"], "the parameter seed is a number such as 1, and 'abc' is none"),
         (["-p", "sead", "5"], "no notebook has the parameter sead. There are, by notebook: lesson: seed"),
         (["-p", "seed", "5", "-p", "x", "1"], "no notebook has the parameter x."),
         (["nothing"], "there is no notebook nothing. There are: lesson"),
@@ -564,3 +565,8 @@ def test_an_interrupted_report_keeps_what_was_done(tmp_path: Path) -> None:
     assert verdicts == {"a_lesson": PASSED, "b_sleeps": FAILED, "c_waits": FAILED}
     assert (out / "index.html").exists()
     assert any(cell.get("outputs") for cell in nbformat.read(lesson, as_version=4).cells)
+
+
+def test_a_report_does_not_touch_the_progress_of_a_learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DEVICE_GUARDS_STATE", "/somewhere/else.json")
+    assert jobs._environment(tmp_path)["DEVICE_GUARDS_STATE"] == str(tmp_path / "progress.json")

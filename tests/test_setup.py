@@ -198,7 +198,7 @@ class TestMake:
         [
             ("report", ["-m helpers.report"]),
             ("test", ["-m pytest -n 2 --dist loadscope"]),
-            ("lab", ["-m jupyterlab notebooks/00_start_here.ipynb"]),
+            ("lab", ["-m jupyterlab notebooks/00_start_here.ipynb" + (" --allow-root" if os.getuid() == 0 else "")]),
             ("slides", ["-m helpers.report slides"]),
             ("explain", ["-m helpers.explain"]),
             ("doctor", ["-m helpers.doctor"]),
@@ -237,6 +237,10 @@ class TestMake:
     def test_arguments_are_handed_on(self, copy: Path) -> None:
         run("make", "report", "PYTHON=./python", "ARGS=--jobs 1 mamba_scatter", cwd=copy)
         assert self.asked(copy)[-1] == "-m helpers.report --jobs 1 mamba_scatter"
+
+    def test_a_log_to_explain_is_named(self, copy: Path) -> None:
+        run("make", "explain", "PYTHON=./python", "FILE=log.txt", cwd=copy)
+        assert self.asked(copy)[-1] == "-m helpers.explain log.txt"
 
     def test_without_an_environment_the_interpreter_is_used_as_it_is(self, copy: Path) -> None:
         assert run("make", "report", "PYTHON=./python", "VENV=", cwd=copy).returncode == 0

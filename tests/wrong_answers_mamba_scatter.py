@@ -45,6 +45,12 @@ def a_bool_is_an_index(dst: torch.Tensor, dst_indices_raw: torch.Tensor) -> None
     refuse(dst_indices_raw.device != dst.device, dst_indices_raw.is_floating_point())(dst, dst_indices_raw)
 
 
+def a_complex_is_an_index(dst: torch.Tensor, dst_indices_raw: torch.Tensor) -> None:
+    no_integer = dst_indices_raw.is_floating_point() or dst_indices_raw.dtype == torch.bool
+    refuse(dst_indices_raw.device != dst.device, False)(dst, dst_indices_raw)
+    refuse(False, no_integer)(dst, dst_indices_raw)
+
+
 def only_int64(dst: torch.Tensor, dst_indices_raw: torch.Tensor) -> None:
     refuse(dst_indices_raw.device != dst.device, dst_indices_raw.dtype != torch.int64)(dst, dst_indices_raw)
 
@@ -90,6 +96,11 @@ def steps_before_requests(pool: torch.Tensor, requests: int, steps: int) -> torc
     return pool.new_empty(pool.shape[0], steps, requests, *pool.shape[2:])
 
 
+def moved_there(pool: torch.Tensor, requests: int, steps: int) -> torch.Tensor:
+    layers, _, *state = pool.shape
+    return torch.empty(layers, requests, steps, *state, dtype=pool.dtype, device="cuda").to(pool.device)
+
+
 def forgets_to_return(pool: torch.Tensor, requests: int, steps: int) -> None:
     pool.new_empty(pool.shape[0], requests, steps, *pool.shape[2:])
 
@@ -108,6 +119,7 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (dtype_first, "your guard said dst_indices_raw must have an integer dtype"),
         (looks_at_values, "no CUDA graph could capture it"),
         (asserts, "raised AssertionError"),
+        (a_complex_is_an_index, "torch.complex64"),
         (of_another_class, "it raised RuntimeError: dst_indices_raw must be on dst's device cuda:0, got cpu"),
     ],
     "mamba_scatter.predict": [
@@ -125,5 +137,6 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (without_the_dtype, "a scratch of torch.float32"),
         (steps_before_requests, "src holds only 3"),
         (forgets_to_return, "it returned None"),
+        (moved_there, "the scratch was made on cuda:0 and moved from there"),
     ],
 }

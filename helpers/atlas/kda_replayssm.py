@@ -653,8 +653,9 @@ RING_RECORDS = (
         error="DeviceError",
         message="ReplaySSM inputs must be on the same device.",
         example="ReplaySSM inputs must be on the same device.",
-        meaning="One sentence for four tensors: d_cache, k_cache, g_cache and write_pos. Here all three caches are on "
-        "the CPU while the activations are on the GPU. The note says which of the four are elsewhere, and where.",
+        meaning="One sentence for four tensors: d_cache, k_cache, g_cache and write_pos. Most often all three "
+        "caches are on the CPU while the activations are on the GPU. A note below the message, if the log has it, says "
+        "which of the four are elsewhere, and where.",
         happens="Caches built in a unit test with the default device and never moved, or allocated once on cuda:0 for "
         "all ranks.",
         fix="allocate the caches with device=mixed_qkv.device",

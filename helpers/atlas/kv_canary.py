@@ -222,7 +222,7 @@ class _Tensor:
         return restore(self.argument.partition(".")[0])
 
 
-_HOST = "The scheduler keeps its batch in lists and tensors on the host, and this one was handed over as it was."
+_HOST = "Often the scheduler: it keeps its batch in lists and tensors on the host, and handed this one over as it was."
 _COUNTER = "A plan put together by hand, whose counter came from a Python number."
 
 INPUTS = (

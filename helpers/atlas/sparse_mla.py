@@ -280,7 +280,8 @@ _OUTPUTS = {
 
 def _output_records(name: str) -> tuple[Record, ...]:
     shape, dtype, wrong_shape, wrong_dtype = _OUTPUTS[name]
-    allocate = f"{name} = torch.empty({shape}, dtype=torch.{dtype}, device=q.device)"
+    sizes = "*q.shape[:2], 512" if name == "out" else "*q.shape[:2]"
+    allocate = f"{name} = torch.empty({sizes}, dtype=torch.{dtype}, device=q.device)"
     return (
         _record(
             f"out_shape/{name}",

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 # What PyTorch says where an operation insists on a GPU that is not there, even for a tensor without memory: in a build
 # for the CPU, and where the machine has fewer GPUs than the stand-ins name.
-_NEEDS_A_GPU = re.compile("not linked with support for cuda|not compiled with CUDA|_cuda_|invalid device ordinal")
+_NEEDS_A_GPU = re.compile(
+    "not linked with support for cuda|not compiled with CUDA|compiled without CUDA|_cuda_|invalid device ordinal|"
+    "accelerator device when none is available"
+)
 
 
 class WrongError(Exception):

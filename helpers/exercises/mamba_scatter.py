@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.atlas import spec
 from helpers.atlas.changes import strided
@@ -110,6 +112,7 @@ def _judge_check_indices(check_indices: Callable[[torch.Tensor, torch.Tensor], N
         (HOME, HOME, torch.float32, dtype.format("torch.float32")),
         (HOME, HOME, torch.bool, dtype.format("torch.bool")),
         (OTHER, CPU, torch.float32, device.format("cuda:1", "cpu")),
+        (HOME, HOME, torch.complex64, dtype.format("torch.complex64")),
     ]
     for pool_device, slots_device, slots_dtype, expected in expectations:
         dst = stand_in((2, 6, 2, 5), None, torch.float32, pool_device)
@@ -184,6 +187,10 @@ _REASONS = {
 
 
 def _judge_predictions(predictions: Mapping[str, str]) -> str:
+    if not isinstance(predictions, Mapping):
+        raise WrongError(
+            f"what is asked for is a dict with the keys {', '.join(_REASONS)}, not a {type(predictions).__name__}"
+        )
     if all(predictions.get(letter, ...) is ... for letter in _REASONS):
         raise UnsolvedError
     for letter, reason in _REASONS.items():
@@ -240,7 +247,7 @@ def _judge_allocate(allocate_scratch: Callable[[torch.Tensor, int, int], torch.T
         call = Call.valid(spec(STATE), on=device)
         call["dst"] = pool = stand_in((2, 6, 2, 5), None, dtype, device)
         # Answers may ask which device is current; without a GPU nobody could tell them.
-        with stand_ins(), mock.patch.object(torch.cuda, "current_device", return_value=0):
+        with stand_ins(), mock.patch.object(torch.cuda, "current_device", return_value=0), _Moves() as moves:
             scratch = allocate_scratch(pool, 4, 3)
         if not isinstance(scratch, torch.Tensor):
             raise WrongError(f"it returned {scratch!r}, not a tensor")
@@ -255,7 +262,26 @@ def _judge_allocate(allocate_scratch: Callable[[torch.Tensor, int, int], torch.T
             raise WrongError(
                 f"for 4 requests and 3 steps the scratch has shape {tuple(scratch.shape)}, not (2, 4, 3, 2, 5)"
             )
-    return "The scratch follows its pool. A rank's code that names no device cannot name the wrong one."
+        if moves.seen:
+            raise WrongError(
+                f"for a pool on {pool.device} the scratch was made on {moves.seen[0]} and moved from there. That hides "
+                "the mistake and pays for it: room on two devices, and a copy"
+            )
+    return "The scratch follows its pool, on every rank: the code asks a tensor where that is."
+
+
+class _Moves(TorchDispatchMode):
+    """Notes from where tensors are copied to another device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.device] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and result.device != args[0].device:
+            self.seen.append(args[0].device)
+        return result
 
 
 def _as_stand_ins(call: Call) -> Call:

@@ -80,21 +80,25 @@ def jobs_for(options: argparse.Namespace) -> list[Job]:
     if options.cluster and options.jobs:
         raise UsageError("--jobs is for this machine; a cluster runs as many notebooks at once as it has workers")
     given = {name: _value(text) for name, text in options.parameter}
-    known = {name: parameters(path) if given else set() for name, path in sources.items()}
+    known = {name: parameters(path) if given else {} for name, path in sources.items()}
     unknown = sorted(set(given) - set().union(*known.values()))
     if unknown:
         listed = "; ".join(f"{name}: {', '.join(sorted(known[name])) or 'none'}" for name in sources)
         raise UsageError(f"no notebook has the parameter {', '.join(unknown)}. There are, by notebook: {listed}")
+    for key, value in given.items():
+        for default in (defaults[key] for defaults in known.values() if key in defaults):
+            if isinstance(default, int | float) and not isinstance(value, int | float):
+                raise UsageError(f"the parameter {key} is a number such as {default}, and {value!r} is none")
     return [
-        Job(name, _source(path), {key: given[key] for key in sorted(known[name] & set(given))}, options.timeout)
+        Job(name, _source(path), {key: given[key] for key in sorted(set(known[name]) & set(given))}, options.timeout)
         for name, path in sources.items()
     ]
 
 
-def parameters(notebook: Path) -> set[str]:
-    """Names that the notebook's cell with the tag ``parameters`` sets."""
+def parameters(notebook: Path) -> dict[str, Any]:
+    """What the notebook's cell with the tag ``parameters`` sets, and to what."""
     try:
-        return set(inspect_notebook(notebook))
+        return {name: _value(found["default"]) for name, found in inspect_notebook(notebook).items()}
     except ValueError as error:
         raise UsageError(f"cannot read the parameters of {notebook}: {error}") from error
 
@@ -192,6 +196,8 @@ def _positive(kind: type[int] | type[float]) -> Any:
             raise argparse.ArgumentTypeError(f"must be positive, got {text}")
         return value
 
+    # argparse names the function where a text is no number.
+    read.__name__ = kind.__name__
     return read
 
 

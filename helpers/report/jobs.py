@@ -156,11 +156,18 @@ def _execute(job: Job, folder: Path) -> tuple[str, Failure | None]:
 def _environment(folder: Path) -> dict[str, str]:
     """The variables of the process and of its kernel: where to leave word, and where this package is."""
     # Imported here because it loads torch, which the process that drives the kernel has no need of.
+    from helpers.exercises.progress import STATE_VARIABLE
     from helpers.reproduce import LEDGER_VARIABLE
 
     # A checkout that was not installed works too, though the kernel runs in the notebook's folder.
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, LEDGER_VARIABLE: str(folder / "ledger.jsonl"), "PYTHONPATH": path}
+    return {
+        **os.environ,
+        LEDGER_VARIABLE: str(folder / "ledger.jsonl"),
+        # A report shows the notebooks as they are, and not how far somebody has come with the exercises.
+        STATE_VARIABLE: str(folder / "progress.json"),
+        "PYTHONPATH": path,
+    }
 
 
 def _executed(job: Job, path: Path) -> str:
