@@ -6,6 +6,7 @@ the notebook's process: a fresh Python runs it, and what became of it comes back
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -122,7 +123,25 @@ def experiment(name: str, *, timeout: float = 120.0) -> Outcome:
     found = experiments()
     if name not in found:
         raise KeyError(f"no experiment {name}; there are {', '.join(found)}")
-    return run_unguarded(found[name], timeout=timeout)
+    missing = _missing(found[name])
+    return Outcome("not run", missing) if missing else run_unguarded(found[name], timeout=timeout)
+
+
+def _missing(script: Path) -> str:
+    """What this machine lacks for an experiment, as the experiment would say it; "" if nothing.
+
+    An experiment that needs GPUs is one ``if topology.exists(...)`` whose ``else`` says what is missing. Read off here,
+    that takes no process of its own, which would need a second to start.
+    """
+    from helpers import topology
+
+    match ast.parse(script.read_text(encoding="utf-8")).body[-1]:
+        case ast.If(
+            test=ast.Call(func=ast.Attribute(attr="exists"), args=[ast.Attribute(attr=("HOME" | "OTHER") as device)]),
+            orelse=[ast.Assign(targets=[ast.Name(id="missing")], value=ast.Constant(value=str(told)))],
+        ) if not topology.exists(getattr(topology, device)):
+            return told
+    return ""
 
 
 def _source(code: str | Path | Callable[[], object]) -> str:

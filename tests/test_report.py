@@ -518,7 +518,7 @@ def test_jobs_and_results_travel_as_plain_data() -> None:
 def test_one_notebook_at_a_time_beside_a_gpu() -> None:
     origin = machine.provenance()
     assert command.default_jobs(replace(origin, gpus=("H200",))) == 1
-    assert command.default_jobs(replace(origin, gpus=())) == min(2, machine.cores())
+    assert command.default_jobs(replace(origin, gpus=())) == min(4, machine.cores())
 
 
 def test_provenance_without_a_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import unguarded
 from helpers.explain import explain
+from helpers.topology import HOME, OTHER, exists
 from helpers.unguarded import Outcome, experiment, experiments, run_unguarded
 
 
@@ -169,3 +171,18 @@ def test_a_pinned_scratch_is_right_and_slow() -> None:
 def test_a_healthy_cuda_is_not_called_poisoned() -> None:
     outcome = run_unguarded("import torch; told = torch.ones(3, device='cuda').sum().item()")
     assert (outcome.told, outcome.poisoned) == ("3.0", False)
+
+
+WANTED = {path.stem: path for path in experiments().values() if "missing = " in path.read_text(encoding="utf-8")}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_what_is_missing_is_known_without_a_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the experiment says for itself where it is run all the same, it says without being run."""
+    device = OTHER if "exists(topology.OTHER)" in WANTED[name].read_text(encoding="utf-8") else HOME
+    if exists(device):
+        pytest.skip("this machine has all that is needed")
+    told = run_unguarded(WANTED[name])
+    monkeypatch.setattr(unguarded, "run_unguarded", None)
+    assert (told.kind, told.told) == ("not run", experiment(name).told)
+    assert str(experiment(name)) == f"not run: {told.told}"

@@ -133,8 +133,8 @@ def run_all(jobs: Sequence[Job], executor: Executor) -> list[Result]:
 
 
 def default_jobs(origin: Provenance) -> int:
-    """How many notebooks run at once: one beside a GPU, so that no timing is disturbed, else up to two."""
-    return 1 if origin.gpus else min(2, cores())
+    """How many notebooks run at once: one beside a GPU, so that no timing is disturbed, else up to four."""
+    return 1 if origin.gpus else min(4, cores())
 
 
 def record(jobs: Sequence[Job], results: Sequence[Result]) -> bool:
@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add("names", nargs="*", metavar="NOTEBOOK", help="notebooks to run, such as mamba_scatter; all if left out")
     add("--notebooks", type=Path, default=ROOT / "notebooks", metavar="DIR", help="where the notebooks are")
     add("--out", type=Path, default=Path("report"), metavar="DIR", help="where to write the report (report/)")
-    add("--jobs", type=_positive(int), metavar="N", help="notebooks at a time (1 beside a GPU, else up to 2)")
+    add("--jobs", type=_positive(int), metavar="N", help="notebooks at a time (1 beside a GPU, else up to 4)")
     add("--cluster", metavar="ADDRESS", help="hand the notebooks to a Dask cluster: address of its scheduler")
     add("--timeout", type=_positive(float), default=600.0, metavar="SECONDS", help="limit for one notebook (600)")
     add("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="set a parameter")
