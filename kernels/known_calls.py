@@ -32,6 +32,7 @@ _PLAIN_OPTIONS = {int, float, bool, type(None)}
 # Alignment in bytes that Triton compiles for.
 _ALIGNMENT = 16
 _MOST_REMEMBERED = 1024
+_data_ptr = torch.Tensor.data_ptr
 _everything: WeakSet[KnownCalls] = WeakSet()
 
 
@@ -46,33 +47,39 @@ class KnownCalls:
         """
         self._by = by
         self._known: dict[tuple[Any, ...], list[KnownCall]] = {}
+        self._last: KnownCall | None = None
         _everything.add(self)
 
-    def find(self, tensors: tuple[torch.Tensor, ...], *options: Any) -> Callable[[tuple[torch.Tensor, ...]], bool]:
-        """How to launch a call with this metadata; something that launches nothing if none is known.
+    def launch(self, tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...] = ()) -> bool:
+        """Launch a call with this metadata, if one like it is known.
 
         Args:
             tensors: of the call; those that are None left out.
-            *options: its plain arguments, and which of the tensors are None.
+            options: its plain arguments, and which of the tensors are None.
 
         Returns:
-            A function of the same tensors that launches and returns True, or returns False and has done nothing.
+            False if none is known, or not for these addresses; nothing has been done then.
         """
+        # Mostly the last call comes again, and looking it up would cost as much as comparing it.
+        known = self._last
+        if known is None or not known.is_for(tensors, options):
+            known = self._last = self.find(tensors, options)
+        return known is not None and known.launch(tensors)
+
+    def find(self, tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...] = ()) -> KnownCall | None:
+        """The call with the metadata of this one, if one is known; arguments are those of :meth:`launch`."""
         try:
             known = self._known.get((tensors[self._by].shape, len(tensors), options), ())
-            if known and run_eagerly():
-                for one in known:
-                    if one.is_like(*tensors):
-                        return one.launch
         except (AttributeError, TypeError):
-            pass  # Not a tensor, or an option that is no number: the long way will say so.
-        return launch_nothing
+            return None  # Not a tensor, or an option that is no number: the long way will say so.
+        return next((one for one in known if one.is_for(tensors, options)), None)
 
     def remember(
         self,
         launched: Launched | None,
         tensors: tuple[torch.Tensor, ...],
-        *options: Any,
+        options: tuple[Any, ...] = (),
+        *,
         passed: tuple[torch.Tensor, ...] | None = None,
         written: Sequence[int] = (),
     ) -> None:
@@ -80,8 +87,8 @@ class KnownCalls:
 
         Args:
             launched: what the launch left behind.
-            tensors: as for :meth:`find`.
-            *options: likewise.
+            tensors: as for :meth:`launch`.
+            options: likewise.
             passed: the tensors that were launched with, where they are more than the call's.
             written: places among these of tensors that no other may overlap.
         """
@@ -93,13 +100,15 @@ class KnownCalls:
         if pointers != launched.pointers or any(pointer % _ALIGNMENT for pointer in pointers):
             return
         if sum(map(len, self._known.values())) >= _MOST_REMEMBERED:
-            self._known.clear()
-        known = KnownCall(launched, _metadata_guard(tensors), [tensor.nbytes for tensor in passed], written)
+            self.forget()
+        sizes = [tensor.nbytes for tensor in passed]
+        known = KnownCall(launched, tensors, options, sizes, written)
         self._known.setdefault((tensors[self._by].shape, len(tensors), options), []).append(known)
 
     def forget(self) -> None:
         """Let every call take the long way again."""
         self._known.clear()
+        self._last = None
 
 
 def forget_known_calls() -> None:
@@ -111,26 +120,39 @@ def forget_known_calls() -> None:
 class KnownCall:
     """One call that was accepted, and the launch that it led to."""
 
-    __slots__ = ("_apart", "_launched", "_sizes", "_written", "is_like")
+    __slots__ = ("_is_like", "_launched", "_number", "_options", "_seen", "_sizes", "_written")
 
     def __init__(
-        self, launched: Launched, is_like: Callable[..., bool], sizes: list[int], written: Sequence[int]
+        self,
+        launched: Launched,
+        tensors: tuple[torch.Tensor, ...],
+        options: tuple[Any, ...],
+        sizes: list[int],
+        written: Sequence[int],
     ) -> None:
-        self.is_like = is_like
+        self._number, self._is_like = len(tensors), _metadata_guard(tensors)
+        # By hash, as in a dict: a tensor of one element is equal to a number, and asking it would wait for the device.
+        self._options = {options}
         self._launched = launched
         self._sizes, self._written = sizes, written
-        # Addresses that were last found not to overlap; serving code passes the same ones step after step.
-        self._apart: list[int] | None = None
+        # Addresses that were last found to do; serving code passes the same ones step after step.
+        self._seen: list[int] | None = None
+
+    def is_for(self, tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> bool:
+        """Whether a call has the metadata of this one and runs as it is, outside any mode or transform."""
+        try:
+            same = options in self._options and len(tensors) == self._number
+        except TypeError:
+            return False  # An option that can change.
+        return same and run_eagerly() and self._is_like(*tensors)
 
     def launch(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Launch with other addresses. False, with nothing launched, if the kernel was not compiled for those."""
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        if reduce(operator.or_, pointers) % _ALIGNMENT:
-            return False
-        if self._written and pointers != self._apart:
-            if not self._are_apart(pointers):
+        pointers = list(map(_data_ptr, tensors))
+        if pointers != self._seen:
+            if reduce(operator.or_, pointers) % _ALIGNMENT or (self._written and not self._are_apart(pointers)):
                 return False
-            self._apart = pointers
+            self._seen = pointers
         self._launched.again(pointers)
         return True
 
@@ -142,11 +164,6 @@ class KnownCall:
                 if place != other and start < other_end and other_start < end:
                     return False
         return True
-
-
-def launch_nothing(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """What :meth:`KnownCalls.find` finds for a call that is like none before."""
-    return False
 
 
 def _metadata_guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
@@ -167,7 +184,14 @@ def _metadata_guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
 
 def _compare_in_python(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
     expected = _metadata(tensors)
-    return lambda *others: _metadata(others) == expected
+
+    def is_like(*others: torch.Tensor) -> bool:
+        try:
+            return _metadata(others) == expected
+        except AttributeError:
+            return False  # Not a tensor.
+
+    return is_like
 
 
 def _metadata(tensors: tuple[torch.Tensor, ...]) -> list[Any]:

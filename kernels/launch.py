@@ -10,7 +10,6 @@ import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ try:
 except ImportError:
     gdc_wait = None  # A Triton built for other GPUs alone.
 
+from kernels.direct import direct_launch
 from kernels.guards import compute_capability, interpreter, interpreting
 
 __all__ = [
@@ -46,6 +46,7 @@ _interpreted: dict[int, tuple[Any, InterpretedFunction]] = {}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 # How a compiled kernel is called below its public face has been the same in these releases.
 _LAUNCHER_IS_KNOWN = triton.__version__.startswith(("3.6.", "3.7."))
+_NOT_YET = object()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **options: Any) -> Launched | None:
@@ -114,7 +115,6 @@ def _dispatches(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
-@dataclass(frozen=True, slots=True)
 class Launched:
     """A launch that was made, from which others can be made at other addresses.
 
@@ -122,13 +122,27 @@ class Launched:
         pointers: addresses of the tensors among its arguments, in their order.
     """
 
-    pointers: list[int]
-    _compiled: Any
-    _grid: tuple[int, int, int]
-    _index: int
-    # The arguments are all of these, picked out of the addresses followed by the rest.
-    _arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    _rest: tuple[Any, ...]
+    __slots__ = ("_arguments", "_compiled", "_direct", "_grid", "_index", "_rest", "pointers")
+
+    def __init__(self, compiled: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], index: int) -> None:
+        """Note what was launched.
+
+        Args:
+            compiled: Triton's compiled kernel.
+            grid: number of programs.
+            arguments: one for each of the kernel's parameters, constexprs included.
+            index: of the device.
+        """
+        tensors = [place for place, arg in enumerate(arguments) if isinstance(arg, torch.Tensor)]
+        others = [place for place in range(len(arguments)) if place not in tensors]
+        order = sorted(range(len(arguments)), key=[*tensors, *others].__getitem__)
+        self.pointers: list[int] = [arguments[place].data_ptr() for place in tensors]
+        # The arguments are all of these, picked out of the addresses followed by the rest.
+        self._arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]] = operator.itemgetter(*order)
+        self._rest = tuple(arguments[place] for place in others)
+        self._compiled, self._grid, self._index = compiled, grid, index
+        # How to launch without Triton, None if there is no such way; found out when it is first wanted.
+        self._direct: Any = _NOT_YET
 
     def again(self, pointers: list[int]) -> None:
         """Launch the same with other addresses, on the device's current stream.
@@ -139,16 +153,23 @@ class Launched:
         Args:
             pointers: as many as before, aligned as before.
         """
-        arguments = self._arguments((*pointers, *self._rest))
         if self._index == torch._C._cuda_getDevice():
-            self._run(arguments)
+            self._run(pointers)
         else:
             with torch.cuda.device(self._index):
-                self._run(arguments)
+                self._run(pointers)
 
-    def _run(self, arguments: tuple[Any, ...]) -> None:
-        compiled, stream = self._compiled, torch._C._cuda_getCurrentRawStream(self._index)
-        if _LAUNCHER_IS_KNOWN and not _hooks():
+    def _run(self, pointers: list[int]) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        short = _LAUNCHER_IS_KNOWN and not _hooks()
+        if self._direct is _NOT_YET:
+            arguments = self._arguments((*[None] * len(pointers), *self._rest))
+            self._direct = direct_launch(self._compiled, self._grid, arguments) if _LAUNCHER_IS_KNOWN else None
+        # Where the driver refuses, Triton's launcher finds the way (a thread without a context) or the words.
+        if short and self._direct is not None and self._direct(pointers, stream):
+            return
+        compiled, arguments = self._compiled, self._arguments((*pointers, *self._rest))
+        if short:
             compiled.run(*self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
         else:
             compiled[self._grid](*arguments, stream=stream)
@@ -166,18 +187,12 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], index: in
     if not isinstance(kernel, JITFunction) or torch.version.hip is not None:
         # TRITON_INTERPRET has made it an interpreted function; or Triton specialises on more than is known here.
         return None
-    tensors = [place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-    others = [place for place in range(len(args)) if place not in tensors]
     constants = tuple(options[p.name] for p in kernel.params if p.is_constexpr)
     if len(args) + len(constants) != len(kernel.params) or len(kernel.params) < 2:
         # Some arguments came by keyword, whose place only Triton knows; or there is nothing to pick from.
         return None
-    order = sorted(range(len(args)), key=[*tensors, *others].__getitem__)
-    picks = operator.itemgetter(*order, *range(len(args), len(kernel.params)))
-    pointers = [args[place].data_ptr() for place in tensors]
-    rest = (*(args[place] for place in others), *constants)
     x, y, z = (*grid, 1, 1)[:3]
-    return Launched(pointers, compiled, (x, y, z), index, picks, rest)
+    return Launched(compiled, (x, y, z), (*args, *constants), index)
 
 
 def _interpret(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

@@ -13,7 +13,7 @@ from helpers.atlas import records, spec, specs
 from helpers.calls import Call
 from helpers.reproduce import reproduce, run_against_reference
 from kernels import known_calls
-from kernels.known_calls import KnownCalls, launch_nothing
+from kernels.known_calls import KnownCalls
 
 
 class Noted:
@@ -43,8 +43,8 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kn
 def test_a_call_like_one_before_is_launched_with_its_own_addresses(calls: KnownCalls) -> None:
     first, second = tensors(), tensors()
     noted = Noted(*first)
-    calls.remember(noted, first, 0.5, None)
-    assert calls.find(second, 0.5, None)(second)
+    calls.remember(noted, first, (0.5, None))
+    assert calls.launch(second, (0.5, None))
     assert noted.followed == [[tensor.data_ptr() for tensor in second]]
 
 
@@ -57,7 +57,7 @@ def test_several_are_known_at_once(calls: KnownCalls) -> None:
             calls.remember(noted[n, width], these)
     for (n, width), launch in noted.items():
         these = (torch.zeros(n, width), torch.zeros(n, dtype=torch.int64))
-        assert calls.find(these)(these)
+        assert calls.launch(these)
         assert len(launch.followed) == 1
 
 
@@ -91,27 +91,32 @@ def test_a_call_that_differs_is_not_known(calls: KnownCalls, what: str) -> None:
     first = tensors()
     calls.remember(Noted(*first), first)
     other = OTHERS[what](*tensors())
-    assert calls.find(other) is launch_nothing
-    assert not launch_nothing(other)
+    assert calls.find(other) is None
+    # Nor while the call that was known is still at hand.
+    assert calls.launch(first)
+    assert not calls.launch(other)
+    assert calls.launch(first)
 
 
 @pytest.mark.parametrize("options", [(), (0.25,), (0.5, 1), (None,), ([1],), (torch.tensor(0.5),)], ids=str)
 def test_other_options_are_not_known(calls: KnownCalls, options: tuple[Any, ...]) -> None:
     first = tensors()
-    calls.remember(Noted(*first), first, 0.5)
-    assert calls.find(first, *options) is launch_nothing
+    calls.remember(Noted(*first), first, (0.5,))
+    assert calls.find(first, options) is None
+    assert calls.launch(first, (0.5,))
+    assert not calls.launch(first, options)
 
 
 def test_an_option_that_could_change_is_not_remembered(calls: KnownCalls) -> None:
     first, scale = tensors(), torch.tensor(0.5)
-    calls.remember(Noted(*first), first, scale)
-    assert calls.find(first, scale) is launch_nothing
+    calls.remember(Noted(*first), first, (scale,))
+    assert calls.find(first, (scale,)) is None
 
 
 def test_a_call_whose_tensors_were_converted_is_not_remembered(calls: KnownCalls) -> None:
     first = tensors()
     calls.remember(Noted(first[0].clone(), first[1]), first)
-    assert calls.find(first) is launch_nothing
+    assert calls.find(first) is None
 
 
 def test_other_alignment_takes_the_long_way(calls: KnownCalls) -> None:
@@ -119,9 +124,9 @@ def test_other_alignment_takes_the_long_way(calls: KnownCalls) -> None:
     noted = Noted(*first)
     calls.remember(noted, first)
     odd = (torch.zeros(33)[1:].view(4, 8), first[1])
-    assert not calls.find(odd)(odd)
-    calls.remember(Noted(*odd), odd, "odd")
-    assert calls.find(odd, "odd") is launch_nothing
+    assert not calls.launch(odd)
+    calls.remember(Noted(*odd), odd, ("odd",))
+    assert calls.find(odd, ("odd",)) is None
     assert noted.followed == []
 
 
@@ -133,18 +138,18 @@ def test_what_is_written_must_not_overlap(calls: KnownCalls) -> None:
     calls.remember(noted, (*first, out), written=[2])
     for start, apart in ((32, True), (28, False), (0, False), (32, True)):
         these = (memory[:32], first[1], memory[start : start + 32])
-        assert calls.find(these)(these) == apart
+        assert calls.launch(these) == apart
     # What is only read may overlap.
     same = torch.zeros(32)
     calls.remember(Noted(same, first[1], same, out), (same, first[1], same, out), written=[3])
-    assert calls.find((same, first[1], same, out))((same, first[1], same, out))
+    assert calls.launch((same, first[1], same, out))
 
 
 def test_under_a_mode_or_a_transform_nothing_is_known(calls: KnownCalls) -> None:
     first = tensors()
     calls.remember(Noted(*first), first)
     with topology.stand_ins():
-        assert calls.find(first) is launch_nothing
+        assert calls.find(first) is None
     seen = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
@@ -152,8 +157,12 @@ def test_under_a_mode_or_a_transform_nothing_is_known(calls: KnownCalls) -> None
         return x
 
     torch.func.functionalize(look)(torch.zeros(2))
-    assert seen == [launch_nothing]
-    assert calls.find(first) is not launch_nothing
+    assert seen == [None]
+    assert calls.find(first) is not None
+    # Nor while the call that was known is still at hand.
+    assert calls.launch(first)
+    with topology.stand_ins():
+        assert not calls.launch(first)
 
 
 def test_what_is_remembered_is_bounded(calls: KnownCalls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +170,7 @@ def test_what_is_remembered_is_bounded(calls: KnownCalls, monkeypatch: pytest.Mo
     for n in range(1, 9):
         these = tensors(n)
         calls.remember(Noted(*these), these)
-        assert calls.find(these) is not launch_nothing
+        assert calls.find(these) is not None
         assert sum(map(len, calls._known.values())) <= 3
 
 
@@ -169,7 +178,7 @@ def test_a_release_with_other_guards_falls_back(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(known_calls, "TensorGuards", lambda *tensors: None)
     calls, first = KnownCalls(by=1), tensors()
     calls.remember(Noted(*first), first)
-    assert calls.find(first) is not launch_nothing
+    assert calls.find(first) is not None
 
 
 # On a GPU: the functions themselves.

@@ -110,7 +110,7 @@ def helion_fused_recurrent_kda_replayssm_decode(
     if forced:
         given = (*given, force_flush)
     compiling = torch.compiler.is_compiling()
-    if not compiling and _known_calls.find(given, *known)(given):
+    if not compiling and _known_calls.launch(given, known):
         return out, initial_state
     tensors: dict[str, Any] = {
         "mixed_qkv": mixed_qkv,
@@ -135,7 +135,7 @@ def helion_fused_recurrent_kda_replayssm_decode(
     if not compiling:
         _check(tensors)
         if not needs_dispatch(*given):
-            _known_calls.remember(_launch(**tensors, **options), given, *known)
+            _known_calls.remember(_launch(**tensors, **options), given, known)
             return out, initial_state
     _decode_op(**tensors, **options)
     return out, initial_state

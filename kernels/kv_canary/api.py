@@ -130,7 +130,7 @@ def launch_canary_plan_kernels(
     )
     known: tuple[Any, ...] = (swa_window_size, verify_capacity, kv_token_id_vs_position_offset)
     known = (*known, mapping is None, tokens is None, token_lens is None)
-    if not compiling and _known_plans.find(given, *known)(given):
+    if not compiling and _known_plans.launch(given, known):
         return
     arguments: dict[str, Any] = {
         "verify_plan_out": verify_plan_out,
@@ -149,7 +149,7 @@ def launch_canary_plan_kernels(
     if not compiling:
         _check_plan(arguments)
         if not needs_dispatch(*given):
-            _known_plans.remember(_make_plan(arguments), given, *known)
+            _known_plans.remember(_make_plan(arguments), given, known)
             return
     _plan_op(**_flat(arguments), **{name: arguments[name] for name in _NUMBERS})
 
@@ -177,7 +177,7 @@ def launch_scatter_req_token_ids_kernel(
     arguments = {"flat_in": flat_in, "offsets": offsets, "req_pool_indices": req_pool_indices, "pool_out": pool_out}
     if not torch.compiler.is_compiling():
         given = (flat_in, offsets, req_pool_indices, pool_out)
-        if _known_scatters.find(given)(given):
+        if _known_scatters.launch(given):
             return
         _check_scatter(arguments)
         if not needs_dispatch(*given):

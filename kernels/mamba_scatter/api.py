@@ -75,7 +75,7 @@ def fused_mamba_state_scatter_with_mask(
     """
     if not torch.compiler.is_compiling():
         tensors = (dst, src, dst_indices_raw, step_indices_raw)
-        if _known_state_calls.find(tensors)(tensors) or not checks.has_requests(step_indices_raw):
+        if _known_state_calls.launch(tensors) or not checks.has_requests(step_indices_raw):
             return
         _check_state(*tensors)
         if not needs_dispatch(*tensors):
@@ -104,7 +104,7 @@ def fused_conv_window_scatter_with_mask(
     """
     if not torch.compiler.is_compiling():
         tensors = (dst, src, dst_indices_raw, step_indices_raw)
-        if _known_conv_calls.find(tensors)(tensors) or not checks.has_requests(step_indices_raw):
+        if _known_conv_calls.launch(tensors) or not checks.has_requests(step_indices_raw):
             return
         _check_conv(*tensors)
         if not needs_dispatch(*tensors):

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from kernels.guards import GuardError, compute_capability, explain_refusal
-from kernels.known_calls import KnownCalls, launch_nothing
+from kernels.known_calls import KnownCalls
 from kernels.launch import Launched, launch, needs_dispatch
 from kernels.sparse_mla import checks
 from kernels.sparse_mla.kernel import (
@@ -98,9 +98,13 @@ def sparse_mla_q8kv8_prefill_fwd(
         given = (*given, topk_length)
     known = (sm_scale, d_v, attn_sink is None, topk_length is None, check_topk_length_values)
     if not compiling:
-        done = _launch_known(given, known, out, max_logits, lse)
-        if done is not None:
-            return done
+        if out is not None and max_logits is not None and lse is not None:
+            if _known_calls.launch((*given, out, max_logits, lse), known):
+                return out, max_logits, lse
+        elif out is None and max_logits is None and lse is None:
+            done = _launch_known(given, known)
+            if done is not None:
+                return done
     inputs: dict[str, Any] = {"q": q, "kv": kv, "indices": indices, "q_scale": q_scale, "kv_scale": kv_scale}
     inputs |= {"attn_sink": attn_sink, "topk_length": topk_length}
     outputs: dict[str, Any] = {"out": out, "max_logits": max_logits, "lse": lse}
@@ -155,24 +159,15 @@ def _check(inputs: dict[str, Any], outputs: dict[str, Any], d_v: int, check_valu
 
 
 def _launch_known(
-    given: tuple[torch.Tensor, ...],
-    known: tuple[Any, ...],
-    out: torch.Tensor | None,
-    max_logits: torch.Tensor | None,
-    lse: torch.Tensor | None,
+    given: tuple[torch.Tensor, ...], known: tuple[Any, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The outputs of a call like one before, launched without further ado; None if there was none."""
-    if out is not None and max_logits is not None and lse is not None:
-        outputs = (out, max_logits, lse)
-        tensors = (*given, *outputs)
-        return outputs if _known_calls.find(tensors, *known)(tensors) else None
-    if out is None and max_logits is None and lse is None:
-        launch_again = _known_calls_with_fresh_outputs.find(given, *known)
-        if launch_again is not launch_nothing:
-            fresh = _allocated(given[0], None, None, None)
-            outputs = (fresh["out"], fresh["max_logits"], fresh["lse"])
-            return outputs if launch_again((*given, *outputs)) else None
-    return None
+    """Fresh outputs of a call like one before, launched without further ado; None if there was none."""
+    like = _known_calls_with_fresh_outputs.find(given, known)
+    if like is None:
+        return None
+    fresh = _allocated(given[0], None, None, None)
+    outputs = (fresh["out"], fresh["max_logits"], fresh["lse"])
+    return outputs if like.launch((*given, *outputs)) else None
 
 
 def _remember(
@@ -187,9 +182,9 @@ def _remember(
     if known[-1]:
         return
     if all(value is None for value in outputs.values()):
-        _known_calls_with_fresh_outputs.remember(launched, given, *known, passed=tensors)
+        _known_calls_with_fresh_outputs.remember(launched, given, known, passed=tensors)
     elif all(value is not None for value in outputs.values()):
-        _known_calls.remember(launched, tensors, *known, written=range(len(given), len(tensors)))
+        _known_calls.remember(launched, tensors, known, written=range(len(given), len(tensors)))
 
 
 def _allocated(
