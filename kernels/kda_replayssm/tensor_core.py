@@ -15,8 +15,9 @@ Two things make that work:
   has a run of eight entries of two channels, which costs half the loads of one channel and one shuffle per channel.
 
 A bf16 state need not even be widened while it is only read (``IN_PLACE=False``): two row sums are a matrix product with
-two columns. The columns are the float32 vectors, each as a sum of three bf16 numbers, which is exact to 2^-24. The
-state's update is built from the ring only in the branch that flushes.
+two columns. The columns are the float32 vectors, each as a sum of three bf16 numbers, which is exact to 2^-24. Only a
+flush needs the state itself, in float32, and that is more registers than there are; so it reads the tile once more, one
+half after the other, which the L1 cache serves.
 
 A row without a slot does not return early: reading the index and then deciding is one more round trip to memory before
 the first load of the state. Its loads are masked off and its result replaced.
@@ -67,8 +68,8 @@ FEW_HEADS = 96
 FEW = Tile(32, 2, 2, registers=128)
 # By ring rows. Fewer registers make room for more programs at once; fewer still and the compiler spills them.
 IN_PLACE = {16: Tile(64, 4, 1, registers=128), 32: Tile(64, 4, 1, registers=168)}
-# A bf16 state that is only read. The spills at 168 registers are in the branch that flushes.
-READ = {16: Tile(128, 4, 1, in_place=False, registers=168), 32: Tile(128, 4, 1, in_place=False)}
+# A bf16 state that is only read. Three programs at a time either way; the compiler schedules these best.
+READ = {16: Tile(128, 4, 1, in_place=False, registers=144), 32: Tile(128, 4, 1, in_place=False, registers=168)}
 # Operands that are taken apart need so many registers that a limit costs more than it brings.
 TAKEN_APART = Tile(64, 4, 1)
 
@@ -363,8 +364,8 @@ def _load_state(pointers, exists, flush, IN_PLACE: gl.constexpr):
     """The state before the ring's entries.
 
     Nothing reads it again before the next step, so it need not push anything else out of the L2 cache; unless it is
-    written in a moment, and is better there until then. Where it is only read, the second load would cost registers
-    that are not there.
+    written in a moment, and is better there until then. Where it is only read, a flush reads it twice, and a second
+    load here would cost registers that are not there.
     """
     if IN_PLACE:
         if flush:
@@ -372,7 +373,7 @@ def _load_state(pointers, exists, flush, IN_PLACE: gl.constexpr):
         else:
             state = gl.load(pointers, mask=exists, other=0.0, eviction_policy="evict_first")
     else:
-        state = gl.load(pointers, mask=exists, other=0.0, eviction_policy="evict_first")
+        state = gl.load(pointers, mask=exists, other=0.0)
     return state
 
 
@@ -389,6 +390,42 @@ def _replayed(
     acc = gl.convert_layout(_to_columns(acc, VECTOR, WARPS_K), MMA)
     acc = _add_product(acc, d_parts, k_parts)
     return gl.convert_layout(_from_columns(acc, VECTOR, WARPS_K), STATE)
+
+
+@gluon.jit
+def _flush_by_halves(
+    state_base, STATE_V_STRIDE: gl.constexpr, d_base, D_ENTRY_STRIDE: gl.constexpr, cursor, k_parts, ring_decay, decay,
+    delta, k, halves, L: gl.constexpr, MMA: gl.constexpr, VECTOR: gl.constexpr, WARPS_V: gl.constexpr,
+    WARPS_K: gl.constexpr,
+):  # fmt: skip
+    """Rebuild a bf16 state in memory, half of the tile's value channels at a time.
+
+    ``state_base`` and ``d_base`` are those of the tile, the latter at the cursor's entry. ``ring_decay`` and ``decay``
+    are what the ring as a whole and this step multiply the state by, ``delta`` and ``k`` this step's update, all but
+    ``delta`` in shared memory. ``halves`` is 2: as a constant it would let the compiler interleave the halves, and then
+    their registers add up.
+    """
+    BLOCK_V: gl.constexpr = delta.shape[0] // 2
+    K: gl.constexpr = k.shape[0]
+    ENTRIES: gl.constexpr = k_parts[0].shape[0]
+    STATE: gl.constexpr = _state_layout(BLOCK_V, K, VECTOR, WARPS_V, WARPS_K)
+    ROWS: gl.constexpr = gl.SliceLayout(1, STATE)
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, STATE)
+    deltas = gl.allocate_shared_memory(gl.float32, [2, BLOCK_V], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    first, second = delta.reshape([2, BLOCK_V]).permute(1, 0).split()
+    deltas.index(0).store(first)
+    deltas.index(1).store(second)
+    values = gl.arange(0, BLOCK_V, layout=ROWS).to(gl.int64)
+    pointers = state_base + values[:, None] * STATE_V_STRIDE + gl.arange(0, K, layout=COLUMNS)[None, :]
+    for half in range(halves):
+        checkpoint = gl.load(pointers)
+        d = _load_updates(d_base + half * BLOCK_V, D_ENTRY_STRIDE, cursor, L, ENTRIES, BLOCK_V)
+        d_parts = _parts(d, 1, gl.bfloat16, gl.DotOperandLayout(0, MMA, 2))
+        S = _replayed(checkpoint, ring_decay, d_parts, k_parts, MMA, STATE, VECTOR, WARPS_K)
+        v = deltas.index(half).load(ROWS)
+        S = S * decay.load(COLUMNS)[None, :] + v[:, None] * k.load(COLUMNS)[None, :]
+        gl.store(pointers, S.to(state_base.dtype.element_ty), eviction_policy="evict_first")
+        pointers += BLOCK_V * STATE_V_STRIDE
 
 
 @gluon.jit
@@ -419,7 +456,7 @@ def _row_sums(
     return gl.convert_layout(sum_k, ROWS), gl.convert_layout(sum_q, ROWS)
 
 
-@gluon.jit(do_not_specialize=["slots"])
+@gluon.jit(do_not_specialize=["slots", "halves"])
 def kda_replayssm_tensor_core_kernel(
     mixed_qkv_ptr,
     a_ptr,
@@ -450,6 +487,7 @@ def kda_replayssm_tensor_core_kernel(
     ssm_state_indices_stride,
     write_pos_stride,
     force_flush_stride,
+    halves,
     STATE_V_STRIDE: gl.constexpr,
     D_ENTRY_STRIDE: gl.constexpr,
     K_ENTRY_STRIDE: gl.constexpr,
@@ -563,12 +601,28 @@ def kda_replayssm_tensor_core_kernel(
     gl.store(out_ptr + (row * HV + head) * V + values, o.to(OUT))
     if live:
         if flush:
-            if not IN_PLACE:
-                k_parts, d_parts = _ring_operands(d_ring, k_ring, OUT, MMA)
-                shared_ring_decay, shared_decay, shared_k = _shared(ring_decay), _shared(decay), _shared(k)
-                S = _replayed(checkpoint, shared_ring_decay, d_parts, k_parts, MMA, STATE, VECTOR, WARPS_K)
-            S = S * shared_decay.load(COLUMNS)[None, :] + delta[:, None] * shared_k.load(COLUMNS)[None, :]
-            gl.store(state_ptrs, S.to(initial_state_ptr.dtype.element_ty))
+            if IN_PLACE:
+                S = S * shared_decay.load(COLUMNS)[None, :] + delta[:, None] * shared_k.load(COLUMNS)[None, :]
+                gl.store(state_ptrs, S.to(initial_state_ptr.dtype.element_ty))
+            else:
+                _flush_by_halves(
+                    state_base + (tile * BLOCK_V).to(gl.int64) * STATE_V_STRIDE,
+                    STATE_V_STRIDE,
+                    d_base + tile * BLOCK_V,
+                    D_ENTRY_STRIDE,
+                    cursor,
+                    _parts(k_ring, 1, gl.bfloat16, gl.DotOperandLayout(1, MMA, 2)),
+                    _shared(ring_decay),
+                    _shared(decay),
+                    delta,
+                    _shared(k),
+                    halves,
+                    L,
+                    MMA,
+                    VECTOR,
+                    WARPS_V,
+                    WARPS_K,
+                )
         else:
             gl.store(d_base + values, delta.to(d_cache_ptr.dtype.element_ty))
             if tile == 0:
@@ -628,6 +682,7 @@ def launch_decode(
         ssm_state_indices.stride(0),
         write_pos.stride(0),
         0 if force_flush is None else force_flush.stride(0),
+        2,
         device=mixed_qkv.device,
         STATE_V_STRIDE=initial_state.stride(2),
         D_ENTRY_STRIDE=d_cache.stride(2),
