@@ -149,7 +149,7 @@ def draw_step(before: Mapping[str, Any], after: Mapping[str, Any]) -> Picture:
     axes.text(
         _UNITS / 2,
         1.5 * rows + 1.5,
-        "hatched: bytes that changed; dotted: not in use; ▲ cursor",
+        "blue: in use before the step; hatched: rewritten; dotted: not in use; arrow: folded in; ▲ cursor before",
         ha="center",
         va="center",
     )
@@ -180,7 +180,7 @@ def _step(before: Mapping[str, Any], after: Mapping[str, Any], row: int) -> _Ste
         for entry in range(L)
         if any(not same_bits(before[ring][slot, :, entry], after[ring][slot, :, entry]) for ring in RINGS)
     )
-    why = "the ring is full" if cursor == L - 1 else "forced"
+    why = "at the last entry" if cursor == L - 1 else "forced"
     told = f"flush, {why}" if checkpoint else f"append at entry {cursor}" if entries else "nothing was written"
     return _Step(row, slot, cursor, checkpoint, entries, told)
 

@@ -10,7 +10,7 @@ host wait for the device, and a FakeTensor passes or fails exactly as a real ten
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
@@ -246,6 +246,7 @@ def explain_refusal(
     arguments: Mapping[str, object],
     aliases: Mapping[str, str] | None = None,
     runs_on_cpu: bool = False,
+    written: Collection[str] = (),
 ) -> None:
     """Fill in what only the public function knows and attach the notes. The message stays as it is.
 
@@ -255,6 +256,7 @@ def explain_refusal(
         arguments: its arguments by name, in signature order; dataclasses are shown field by field.
         aliases: internal names that the message uses, and the argument that the caller passed under each.
         runs_on_cpu: whether a call with all tensors on the CPU is legal even without the interpreter.
+        written: tensors that the kernel writes. Moving such a one makes a copy, and what is written there is lost.
     """
     if error.function is not None:
         return
@@ -265,7 +267,7 @@ def explain_refusal(
     error.placement = {name: tensor.device for name, tensor in tensors.items()}
     error.stand_ins = tuple(name for name, tensor in tensors.items() if is_fake(tensor))
     error.offenders = offenders(error.placement, error.expected, runs_on_cpu or interpreting())
-    error.fix = error.fix or _device_fix(error)
+    error.fix = error.fix or _device_fix(error, written)
     for internal, passed in aliases.items():
         if internal in str(error):
             error.add_note(f"name: {internal} is the kernel's name for {passed}")
@@ -321,16 +323,18 @@ def _placement_notes(error: GuardError) -> list[str]:
     return notes
 
 
-def _device_fix(error: GuardError) -> str:
-    """Move every offender to where the first well-placed tensor is."""
+def _device_fix(error: GuardError, written: Collection[str]) -> str:
+    """Move every offender to where the first well-placed tensor is, or have it allocated there."""
     if not error.offenders:
         return ""
     anchor = next(name for name in error.placement if name not in error.offenders)
-    return "; ".join(dict.fromkeys(_move(name, anchor) for name in error.offenders))
+    return "; ".join(dict.fromkeys(_move(name, anchor, name in written) for name in error.offenders))
 
 
-def _move(name: str, anchor: str) -> str:
+def _move(name: str, anchor: str, is_written: bool) -> str:
     owner, _, field = name.partition(".")
     if field:  # the owner may be frozen, so it is built anew rather than changed
         return f"build {owner} with device={anchor}.device"
+    if is_written:
+        return f"allocate {name} with device={anchor}.device"
     return f"{name} = {name}.to({anchor}.device)"

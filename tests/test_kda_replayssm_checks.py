@@ -348,7 +348,7 @@ def test_caches_left_elsewhere_are_listed(on: str) -> None:
         f"odd one out: d_cache on {device}, g_cache on {device}, write_pos on {device}; the other 10 on cuda:0",
         "placement: "
         + ", ".join(f"{n} {device if n in ('d_cache', 'g_cache', 'write_pos') else 'cuda:0'}" for n in TENSORS),
-        "fix: d_cache = d_cache.to(mixed_qkv.device); g_cache = g_cache.to(mixed_qkv.device); "
+        "fix: allocate d_cache with device=mixed_qkv.device; allocate g_cache with device=mixed_qkv.device; "
         "write_pos = write_pos.to(mixed_qkv.device)",
     ]
 

@@ -161,7 +161,8 @@ def test_note_says_when_the_reference_is_the_misplaced_one() -> None:
     assert error.argument == "src"
     assert dict(error.offenders) == {"dst": call.other}
     assert any("measures against a misplaced tensor" in note for note in error.__notes__)
-    assert error.fix == "dst = dst.to(src.device)"
+    # Not moved: the kernel would write into the copy.
+    assert error.fix == "allocate dst with device=src.device"
 
 
 def test_a_refusal_deep_in_a_cache_leaves_every_pool_as_it_was(device: torch.device) -> None:

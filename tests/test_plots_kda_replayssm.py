@@ -97,10 +97,10 @@ def test_a_step_shows_what_changed() -> None:
     # Two flushes, two appends, one row of padding.
     assert len(hatched(picture.figure)) == 4
     assert len(arrows(picture.figure)) == 2
-    assert {"flush, the ring is full", "flush, forced", "append at entry 1", "append at entry 0"} <= set(
+    assert {"flush, at the last entry", "flush, forced", "append at entry 1", "append at entry 0"} <= set(
         words(picture.figure)
     )
-    assert "Row 0, slot 3, with 3 of 4 entries in use, rewrote the checkpoint (flush, the ring is full)." in picture.alt
+    assert "with 3 of 4 entries in use, rewrote the checkpoint (flush, at the last entry)." in picture.alt
     assert "Row 2, slot 1, with 1 of 4 entries in use, rewrote ring entry 1 (append at entry 1)." in picture.alt
     assert "Row 1, slot -1, with 0 of 4 entries in use, changed nothing (padding: out is 0)." in picture.alt
     legible(picture.figure)

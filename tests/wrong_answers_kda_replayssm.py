@@ -27,6 +27,11 @@ def only_no_gpu_at_all(arguments: dict[str, Any]) -> dict[str, torch.device]:
     return {name: tensor.device for name, tensor in tensors.items() if not tensor.is_cuda}
 
 
+def b_is_never_astray(arguments: dict[str, Any]) -> dict[str, torch.device]:
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    return {name: tensor.device for name, tensor in tensors.items() if tensor.device != arguments["b"].device}
+
+
 PREDICTED = {
     "A": "`g_cache` must have dtype",
     "B": "All inputs must be on",
@@ -63,6 +68,11 @@ def rings_in_float32(mixed_qkv: torch.Tensor, *sizes: int) -> dict[str, torch.Te
     return {name: pool.float() for name, pool in pools(mixed_qkv, *sizes).items()}
 
 
+def always_bf16(mixed_qkv: torch.Tensor, *sizes: int) -> dict[str, torch.Tensor]:
+    made = pools(mixed_qkv, *sizes)
+    return {name: pool if pool.dtype == torch.float32 else pool.to(torch.bfloat16) for name, pool in made.items()}
+
+
 def state_as_the_activations(mixed_qkv: torch.Tensor, *sizes: int) -> dict[str, torch.Tensor]:
     made = pools(mixed_qkv, *sizes)
     return {**made, "initial_state": made["initial_state"].to(mixed_qkv.dtype)}
@@ -75,6 +85,13 @@ def state_of_ones(mixed_qkv: torch.Tensor, *sizes: int) -> dict[str, torch.Tenso
 
 def never_back(write_pos: torch.Tensor, force_flush: torch.Tensor | None, length: int) -> torch.Tensor:
     return write_pos + 1
+
+
+def in_place(write_pos: torch.Tensor, force_flush: torch.Tensor | None, length: int) -> torch.Tensor:
+    flushed = write_pos == length - 1
+    if force_flush is not None:
+        flushed |= force_flush != 0
+    return write_pos.add_(1).masked_fill(flushed, 0)
 
 
 def forced_forgotten(write_pos: torch.Tensor, force_flush: torch.Tensor | None, length: int) -> torch.Tensor:
@@ -116,12 +133,16 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (measured_against_the_first_gpu, "with the tensors on cuda:1 and nothing elsewhere"),
         (everything_is_a_tensor, "it raised AttributeError"),
         (only_no_gpu_at_all, "with the tensors on cuda:0 and k_cache on cuda:1"),
+        (b_is_never_astray, "and a on cuda:1, b on cuda:1, A_log on cuda:1"),
     ],
     "kda_replayssm.predict": [
         ({**PREDICTED, "A": "ReplaySSM inputs must be"}, "before their device"),
         ({**PREDICTED, "B": "ReplaySSM inputs must be"}, "the device of the state is checked long before"),
         ({**PREDICTED, "C": "`force_flush` must be on the same"}, "a sentence of its own, after it"),
         ({**PREDICTED, "D": "`ssm_state_indices` must"}, "guards read no values"),
+        ({**PREDICTED, "A": "`g_cache` must have"}, "other messages begin like that too"),
+        ({**PREDICTED, "E": "`write_pos` must"}, "other messages begin like that too"),
+        ({letter: said for letter, said in PREDICTED.items() if letter != "D"}, "D is still open"),
         ({**PREDICTED, "A": "g_cache must have dtype"}, "your words are in it, but they have to be its beginning"),
         ({**PREDICTED, "E": "ReplaySSM decode only supports CUDA tensors."}, "before anybody asks for a GPU"),
     ],
@@ -129,11 +150,13 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (always_on_the_first_gpu, "All inputs must be on the same device."),
         (one_ring_forgotten, "k_cache on cpu"),
         (gates_as_the_activations, "`g_cache` must have dtype torch.float32."),
-        (rings_in_float32, "twice as large as they need be"),
+        (rings_in_float32, "d_cache is torch.float32 for activations of torch.bfloat16"),
+        (always_bf16, "d_cache is torch.bfloat16 for activations of torch.float16"),
         (state_as_the_activations, "now it is torch.bfloat16"),
         (state_of_ones, "begins with a state of zeros"),
     ],
     "kda_replayssm.advance": [
+        (in_place, "leave it as it is"),
         (never_back, "There is no entry 4, so the kernel will answer NaN"),
         (forced_forgotten, "apply them twice"),
         (flags_are_ones, "force_flush 7"),

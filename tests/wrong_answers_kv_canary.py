@@ -20,7 +20,7 @@ NAMES = {
 PREDICTED = {
     "A": "kv-canary: prefix_lens must have dtype",
     "B": "kv-canary: req_pool_indices must be on",
-    "C": "kv-canary: launch_canary_plan_kernels requires",
+    "C": "kv-canary: launch_canary_plan_kernels requires full_to_swa",
     "D": "",
     "E": "kv-canary: launch_plan_entries_kernel requires",
 }
@@ -36,6 +36,12 @@ def plans_not_looked_into(arguments: dict[str, Any]) -> list[str]:
     devices = {name: value.device for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     home = Counter(devices.values()).most_common(1)[0][0]
     return [name for name, device in devices.items() if device != home]
+
+
+def inputs_alone_have_a_vote(arguments: dict[str, Any]) -> list[str]:
+    tensors = tensors_of(arguments)
+    home = Counter(t.device for name, t in tensors.items() if "." not in name).most_common(1)[0][0]
+    return sorted({name.partition(".")[0] for name, tensor in tensors.items() if tensor.device != home})
 
 
 def field_by_field(arguments: dict[str, Any]) -> list[str]:
@@ -96,6 +102,10 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (plans_not_looked_into, "expected     ['verify_plan_out']"),
         (field_by_field, "you answered ['verify_plan_out.verify_slot_indices'"),
         (not_on_a_gpu, "every field of verify_plan_out on cuda:1"),
+        (
+            inputs_alone_have_a_vote,
+            "expected     ['extend_seq_lens', 'prefix_lens', 'req_pool_indices', 'req_to_token']",
+        ),
     ],
     "kv_canary.predict": [
         ({**PREDICTED, "A": "kv-canary: req_pool_indices must be on"}, "all dtypes are looked at before any device"),
@@ -104,8 +114,11 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTED, "D": "kv-canary: req_pool_indices must be on"}, "made in plain PyTorch"),
         ({**PREDICTED, "E": "kv-canary: req_to_verify_expected_tokens must be on"}, "whether the lengths are there"),
         ({**PREDICTED, "A": "kv-canary: "}, "A: you predicted 'kv-canary: '"),
-        ({**PREDICTED, "A": "kv-canary: prefix_lens must"}, "your words are in it, but they have to be its beginning"),
+        ({**PREDICTED, "A": "prefix_lens must have dtype"}, "your words are in it, but they have to be its beginning"),
+        ({**PREDICTED, "B": "kv-canary: req_pool_indices must"}, "other messages begin like that too"),
+        ({**PREDICTED, "C": "kv-canary: launch_canary_plan_kernels"}, "other messages begin like that too"),
         ({**PREDICTED, "C": ...}, "C is still open; all before it are right"),
+        ({letter: said for letter, said in PREDICTED.items() if letter != "D"}, "D is still open"),
     ],
     "kv_canary.scheduler": [
         (always_the_first_gpu, "with req_to_token on cuda:1"),

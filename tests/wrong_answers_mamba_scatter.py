@@ -127,7 +127,7 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTIONS, "D": PREDICTIONS["A"]}, "returns before its checks"),
         ({**PREDICTIONS, "B": PREDICTIONS["A"]}, "all four agree"),
         ({**PREDICTIONS, "A": "dst"}, "A: you predicted 'dst'"),
-        ({"A": PREDICTIONS["A"]}, "B: you predicted ''"),
+        ({"A": PREDICTIONS["A"]}, "B is still open"),
         ({**PREDICTIONS, "A": f"DeviceError: {PREDICTIONS['A']}", "E": ...}, "E is still open"),
     ],
     "mamba_scatter.rank": [

@@ -80,8 +80,8 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         ({**PREDICTIONS, "D": "out, max_logits and lse must not alias each other"}, "share no byte"),
         ({**PREDICTIONS, "E": "topk_length must be a CUDA tensor"}, "E: you predicted"),
         # Words with which two messages begin are no prediction.
-        ({**PREDICTIONS, "E": "topk_length must be"}, "long enough"),
-        ({"A": PREDICTIONS["A"]}, "B: you predicted ''"),
+        ({**PREDICTIONS, "E": "topk_length must be"}, "other messages begin like that too"),
+        ({"A": PREDICTIONS["A"]}, "B is still open"),
     ],
     "sparse_mla.rank": [
         (allocate("cuda:1"), "out must be on device cuda:0, got cuda:1"),

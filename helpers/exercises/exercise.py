@@ -110,19 +110,3 @@ def _stumbled(error: Exception) -> str:
 def needs_a_gpu(error: Exception) -> bool:
     """Whether an answer failed only because it asked PyTorch for a GPU that this machine lacks."""
     return _NEEDS_A_GPU.search(str(error)) is not None
-
-
-def mismatch(letter: str, predicted: object, said: str, reason: str) -> WrongError:
-    """What is wrong with the prediction of a message.
-
-    Args:
-        letter: of the situation.
-        predicted: the answer; ``...`` where there is none yet.
-        said: the message that came, empty where the call was accepted.
-        reason: why this one came.
-    """
-    if predicted is ...:
-        return WrongError(f"{letter} is still open; all before it are right")
-    if isinstance(predicted, str) and predicted and predicted.replace("`", "") in said.replace("`", ""):
-        reason = "your words are in it, but they have to be its beginning, to the letter and long enough"
-    return WrongError(f"{letter}: you predicted {predicted!r}, the call gave {said!r}: {reason}")

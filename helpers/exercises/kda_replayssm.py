@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 
 from helpers.atlas import spec
 from helpers.calls import Call
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch, needs_a_gpu
+from helpers.exercises.exercise import Exercise, WrongError, needs_a_gpu
+from helpers.exercises.predictions import HOW, judge_predictions
 from helpers.topology import CPU, HOME, OTHER, stand_in, stand_ins
 from kernels import GuardError
 from kernels.guards import is_fake
@@ -54,6 +54,8 @@ def _judge_strays(strays: Callable[[Arguments], dict[str, torch.device]]) -> str
         (HOME, dict.fromkeys(RINGS, CPU), False),
         (OTHER, {"mixed_qkv": HOME}, True),
         (HOME, {"write_pos": CPU, "initial_state": OTHER}, True),
+        (HOME, {"a": OTHER, "b": OTHER, "A_log": OTHER}, True),
+        (OTHER, {"dt_bias": HOME, "out": CPU, "ssm_state_indices": HOME}, False),
     ]
     for place, moved, forced in situations:
         answered = strays(_arguments(place, moved, forced))
@@ -120,26 +122,15 @@ _REASONS = {
 
 
 def _judge_predictions(predictions: Mapping[str, str]) -> str:
-    if all(predictions.get(letter, ...) is ... for letter in _REASONS):
-        raise UnsolvedError
-    for letter, reason in _REASONS.items():
-        predicted, said = predictions.get(letter, ""), _message(_situation(letter))
-        if not isinstance(predicted, str) or not _matches(predicted, said):
-            raise mismatch(letter, predicted, said, reason)
+    judge_predictions(predictions, _REASONS, lambda letter: _message(_situation(letter)), DECODE)
     return "Inputs first, then the flags, then the rings, each with its shape before its device."
-
-
-def _matches(predicted: str, said: str) -> bool:
-    """The whole message or a good part of its beginning, the error's class before it or not; nothing if accepted."""
-    predicted = re.sub(r"^\w+Error: ", "", predicted)
-    return predicted == said or (len(predicted) >= 12 and said.startswith(predicted))
 
 
 PREDICT = Exercise(
     id="kda_replayssm.predict",
     title="predict the message",
-    statement="A valid call on `cuda:0`, and then something goes wrong, mostly twice. Which message comes? Give the "
-    'whole message or its first words (12 characters or more), or `""` if the call is accepted.\n\n'
+    statement="A valid call on `cuda:0`, and then something goes wrong, mostly twice. Which message comes? "
+    f"{HOW}\n\n"
     "- **A**: all three caches are on the CPU, and `g_cache` is bf16.\n"
     "- **B**: `initial_state` and `k_cache` are on `cuda:1`.\n"
     "- **C**: `force_flush` and `write_pos` are on the CPU.\n"
@@ -164,10 +155,10 @@ _SLOTS, _H, _HV, _K, _V, _L = 6, 1, 2, 16, 16, 4
 
 
 def _judge_pools(allocate_pools: Callable[..., Mapping[str, torch.Tensor]]) -> str:
-    for device in (OTHER, HOME):
+    for device, dtype in ((OTHER, torch.bfloat16), (HOME, torch.bfloat16), (HOME, torch.float16)):
         call = Call.valid(spec(DECODE), on=device)
         with stand_ins():
-            pools = allocate_pools(stand_in((5, 64), None, torch.bfloat16, device), _SLOTS, _H, _HV, _K, _V, _L)
+            pools = allocate_pools(stand_in((5, 64), None, dtype, device), _SLOTS, _H, _HV, _K, _V, _L)
         if not isinstance(pools, Mapping) or set(pools) != {"initial_state", *RINGS}:
             raise WrongError(f"it returned {pools!r}, not a dict of initial_state, d_cache, k_cache and g_cache")
         for name, pool in pools.items():
@@ -175,10 +166,9 @@ def _judge_pools(allocate_pools: Callable[..., Mapping[str, torch.Tensor]]) -> s
         if said := _message(_with_stand_ins(call)):
             placed = ", ".join(f"{name} on {pool.device}" for name, pool in pools.items())
             raise WrongError(f"with the activations on {device}: {placed}. The kernel said\n  {said}")
-        if pools["d_cache"].dtype != torch.bfloat16 or pools["k_cache"].dtype != torch.bfloat16:
-            raise WrongError(
-                "the rings of updates and keys are twice as large as they need be: they take bf16, as mixed_qkv"
-            )
+        for name in ("d_cache", "k_cache"):
+            if pools[name].dtype != dtype:
+                raise WrongError(f"{name} is {pools[name].dtype} for activations of {dtype}: it should be as they are")
         if pools["initial_state"].dtype != torch.float32:
             raise WrongError(f"the state was float32, now it is {pools['initial_state'].dtype}")
     _judge_fresh(allocate_pools)
@@ -196,7 +186,8 @@ POOLS = Exercise(
     id="kda_replayssm.pools",
     title="repair the allocation of a rank's pools",
     statement="Every rank calls this once, with its own activations. The decode refuses what it returns, and after a "
-    "first repair refuses it again. Repair it, for any rank. The shapes are right as they are.",
+    "first repair refuses it again. Repair it, for any rank and any dtype of the activations. The shapes are right as "
+    "they are.",
     answer="allocate_pools",
     stub='''\
 def allocate_pools(
@@ -238,7 +229,9 @@ def _judge_advance(advance: Callable[[torch.Tensor, torch.Tensor | None, int], t
     for positions, forced, length in situations:
         write_pos = torch.tensor(positions, dtype=torch.int32)
         flags = None if forced is None else torch.tensor(forced, dtype=torch.int32)
-        moved = advance(write_pos.clone(), flags, length)
+        moved = advance(write_pos, flags, length)
+        if write_pos.tolist() != positions:
+            raise WrongError(f"write_pos was {positions}, afterwards it is {write_pos.tolist()}: leave it as it is")
         if not isinstance(moved, torch.Tensor) or moved.dtype != torch.int32 or moved.shape != write_pos.shape:
             raise WrongError(f"it returned {moved!r}; the next call takes an int32 tensor [B] and nothing else")
         _judge_positions(positions, forced or [0] * len(positions), length, moved.tolist())
@@ -285,8 +278,9 @@ ADVANCE = Exercise(
     title="advance the cursor",
     statement="The kernel leaves `write_pos` to its caller. Write the step between two calls: behind the entry that "
     "was appended, or to 0 if the row was flushed, because its ring was full or because `force_flush` (which may be "
-    "`None`) said so. Return an int32 tensor on `write_pos`'s device. This runs at every token, inside a CUDA graph: "
-    "no value may be read on the host: no `.item()`, no `.tolist()`, no `if` on a tensor.",
+    "`None`) said so. Return a new int32 tensor on `write_pos`'s device and leave `write_pos` alone; the caller copies "
+    "the result into it. This runs at every token, inside a CUDA graph, so no value may be read on the host: no "
+    "`.item()`, no `.tolist()`, no `if` on a tensor.",
     answer="advance",
     stub='''\
 def advance(write_pos: torch.Tensor, force_flush: torch.Tensor | None, length: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 
 from helpers.atlas import spec
 from helpers.calls import Call
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch
+from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError
+from helpers.exercises.predictions import HOW, judge_predictions
 from helpers.topology import CPU, HOME, OTHER, runnable, stand_in, stand_ins
 from kernels import GuardError
 
@@ -100,6 +100,7 @@ names: dict[str, str] = {
 def _judge_to_mend(to_mend: Callable[[dict[str, Any]], list[str]]) -> str:
     everything = list(Call.valid(spec(PLAN)).tensors)
     plan = [name for name in everything if name.startswith("verify_plan_out.")]
+    inputs = ["req_pool_indices", "prefix_lens", "extend_seq_lens", "req_to_token"]
     situations: list[tuple[DEVICE, list[str], DEVICE, list[str]]] = [
         (HOME, [], OTHER, []),
         (HOME, ["req_pool_indices"], CPU, ["req_pool_indices"]),
@@ -108,6 +109,9 @@ def _judge_to_mend(to_mend: Callable[[dict[str, Any]], list[str]]) -> str:
         (OTHER, ["prefix_lens", "extend_seq_lens"], CPU, ["extend_seq_lens", "prefix_lens"]),
         (OTHER, plan, HOME, ["verify_plan_out"]),
         (HOME, ["verify_plan_out.enable", "req_to_token"], OTHER, ["req_to_token", "verify_plan_out"]),
+        # Most of the arguments that are tensors themselves, but not most of the tensors.
+        (HOME, inputs, OTHER, sorted(inputs)),
+        (OTHER, ["write_plan_out.write_offsets"], CPU, ["write_plan_out"]),
     ]
     for home, moved, away, expected in situations:
         call = Call.valid(spec(PLAN), on=home)
@@ -177,28 +181,15 @@ _REASONS = {
 
 
 def _judge_predictions(predictions: Mapping[str, str]) -> str:
-    if all(predictions.get(letter, ...) is ... for letter in _REASONS):
-        raise UnsolvedError
-    for letter, reason in _REASONS.items():
-        predicted = predictions.get(letter, "")
-        said = _message(_situation(letter))
-        if not isinstance(predicted, str) or not _matches(predicted, said):
-            raise mismatch(letter, predicted, said, reason)
+    judge_predictions(predictions, _REASONS, lambda letter: _message(_situation(letter)), PLAN)
     return "Numbers first, then layout, dtype, shape and only then devices: that is why a wrong dtype hides a stray."
-
-
-def _matches(predicted: str, said: str) -> bool:
-    """The whole message or a good part of its beginning, the error's class before it or not; nothing if accepted."""
-    predicted = re.sub(r"^\w+Error: ", "", predicted)
-    # All messages begin with the same 11 characters.
-    return predicted == said or (len(predicted) >= 30 and said.startswith(predicted))
 
 
 PREDICT = Exercise(
     id="kv_canary.predict",
     title="predict the message",
     statement="Everything is on `cuda:0` and the window is 5, then one or two things go wrong. Which message comes? "
-    'Give the whole message or its first 30 characters or more, or `""` if the call is accepted.\n\n'
+    f"{HOW}\n\n"
     "- **A**: `req_pool_indices` is on the CPU, and `prefix_lens` is int32.\n"
     "- **B**: `verify_plan_out` was allocated on `cuda:1`.\n"
     "- **C**: `req_to_token` is on the CPU, and `full_to_swa_index_mapping` is None.\n"
@@ -278,7 +269,7 @@ SCHEDULER = Exercise(
     title="repair the scheduler",
     statement="A scheduler keeps its batch as a list of (row, prefix length, new tokens), one for each request, and "
     "makes three tensors of it before each step. Repair it for a table on any device, the CPU included. A rank without "
-    "requests still takes part in the step, with an empty list.",
+    "requests still takes part in the step, with an empty list. Write it without scrolling up.",
     answer="batch_tensors",
     stub='''\
 def batch_tensors(requests: list[tuple[int, int, int]], table: torch.Tensor) -> list[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
@@ -14,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.atlas import spec
 from helpers.atlas.changes import strided
 from helpers.calls import Call
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch
+from helpers.exercises.exercise import Exercise, WrongError
+from helpers.exercises.predictions import HOW, judge_predictions
 from helpers.topology import CPU, HOME, OTHER, stand_in, stand_ins
 from kernels import GuardError, interpreter
 
@@ -187,17 +187,7 @@ _REASONS = {
 
 
 def _judge_predictions(predictions: Mapping[str, str]) -> str:
-    if not isinstance(predictions, Mapping):
-        raise WrongError(
-            f"what is asked for is a dict with the keys {', '.join(_REASONS)}, not a {type(predictions).__name__}"
-        )
-    if all(predictions.get(letter, ...) is ... for letter in _REASONS):
-        raise UnsolvedError
-    for letter, reason in _REASONS.items():
-        predicted = predictions.get(letter, "")
-        said = _message(_situation(letter))
-        if not isinstance(predicted, str) or not _matches(predicted, said):
-            raise mismatch(letter, predicted, said, reason)
+    judge_predictions(predictions, _REASONS, lambda letter: _message(_situation(letter)), STATE)
     return "The first check that fails speaks, the others stay silent: a fixed call may meet the next one."
 
 
@@ -210,17 +200,11 @@ def _message(call: Call) -> str:
     return ""
 
 
-def _matches(predicted: str, said: str) -> bool:
-    """The whole message or a good part of its beginning, the error's class before it or not; nothing if accepted."""
-    predicted = re.sub(r"^\w+Error: ", "", predicted)
-    return predicted == said or (len(predicted) >= 12 and said.startswith(predicted))
-
-
 PREDICT = Exercise(
     id="mamba_scatter.predict",
     title="predict the message",
-    statement="Everything is on `cuda:0`, then one or two things go wrong. Which message comes? Give the whole message "
-    'or its first words (12 characters or more), or `""` if the call is accepted.\n\n'
+    statement="Everything is on `cuda:0`, then one or two things go wrong. Which message comes? "
+    f"{HOW}\n\n"
     "- **A**: `src` is on `cuda:1`, and the state dims of `dst` are transposed.\n"
     "- **B**: all four tensors are on the CPU.\n"
     "- **C**: `dst_indices_raw` is on the CPU, and `src` is not contiguous.\n"

@@ -11,7 +11,8 @@ from helpers import topology
 from helpers.atlas import spec
 from helpers.atlas.changes import contiguous
 from helpers.calls import Call, relative_error
-from helpers.exercises.exercise import Exercise, UnsolvedError, WrongError, mismatch
+from helpers.exercises.exercise import Exercise, WrongError
+from helpers.exercises.predictions import HOW, judge_predictions
 from helpers.topology import CPU, HOME, OTHER, stand_in, stand_ins
 from kernels import GuardError
 
@@ -64,15 +65,7 @@ _REASONS = {
 
 
 def _judge_predictions(predictions: Mapping[str, str]) -> str:
-    if all(predictions.get(letter, ...) is ... for letter in _REASONS):
-        raise UnsolvedError
-    for letter, reason in _REASONS.items():
-        predicted, said = predictions.get(letter, ""), _message(_situation(letter))
-        matches = predicted == said or (
-            isinstance(predicted, str) and len(predicted) >= 24 and said.startswith(predicted)
-        )
-        if not matches:
-            raise mismatch(letter, predicted, said, reason)
+    judge_predictions(predictions, _REASONS, lambda letter: _message(_situation(letter)), PREFILL)
     return "Inputs before outputs, and within one argument the device is not always the first question."
 
 
@@ -80,7 +73,7 @@ PREDICT = Exercise(
     id="sparse_mla.predict",
     title="predict the message",
     statement="Everything is on `cuda:0`, with 2 tokens and 64 heads, then one or two things go wrong. Which message "
-    'comes? Give the whole message or its first words (24 characters or more), or `""` if the call is accepted.\n\n'
+    f"comes? {HOW}\n\n"
     "- **A**: `out` is float16 and on `cuda:1`.\n"
     "- **B**: `q` has 16 heads, and `kv_scale` is the Python float 0.012.\n"
     "- **C**: no output is given, and `q_scale` is on the CPU.\n"

@@ -28,6 +28,7 @@ MIN_SIDE = 16
 RING_BLOCK = 16
 
 _OPERANDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_WRITTEN = ("initial_state", "d_cache", "k_cache", "g_cache", "out")
 
 # By the shape of mixed_qkv, and so by the batch.
 _known_calls = KnownCalls(by=0)
@@ -148,7 +149,7 @@ def _check(tensors: dict[str, Any]) -> None:
     try:
         checks.check_decode(**tensors)
     except GuardError as error:
-        explain_refusal(error, checks.DECODE, tensors)
+        explain_refusal(error, checks.DECODE, tensors, written=_WRITTEN)
         raise
 
 

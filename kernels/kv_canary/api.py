@@ -198,7 +198,7 @@ def _check_scatter(arguments: dict[str, torch.Tensor]) -> None:
     try:
         checks.check_scatter(**arguments)
     except GuardError as error:
-        explain_refusal(error, checks.SCATTER, arguments, runs_on_cpu=True)
+        explain_refusal(error, checks.SCATTER, arguments, runs_on_cpu=True, written=("pool_out",))
         raise
 
 

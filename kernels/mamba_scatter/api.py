@@ -178,7 +178,7 @@ def _check_state(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, step
     try:
         checks.check_state_scatter(dst, src, slots, steps)
     except GuardError as error:
-        explain_refusal(error, checks.STATE, _named(dst, src, slots, steps))
+        explain_refusal(error, checks.STATE, _named(dst, src, slots, steps), written=("dst",))
         raise
 
 
@@ -186,7 +186,7 @@ def _check_conv(dst: torch.Tensor, src: torch.Tensor, slots: torch.Tensor, steps
     try:
         checks.check_conv_scatter(dst, src, slots, steps)
     except GuardError as error:
-        explain_refusal(error, checks.CONV, _named(dst, src, slots, steps))
+        explain_refusal(error, checks.CONV, _named(dst, src, slots, steps), written=("dst",))
         raise
 
 

@@ -154,7 +154,7 @@ def _check(inputs: dict[str, Any], outputs: dict[str, Any], d_v: int, check_valu
     try:
         checks.check_prefill(**inputs, **outputs, d_v=d_v, check_topk_length_values=check_values)
     except GuardError as error:
-        explain_refusal(error, checks.PREFILL, inputs | outputs)
+        explain_refusal(error, checks.PREFILL, inputs | outputs, written=outputs)
         raise
 
 
