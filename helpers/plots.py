@@ -289,6 +289,10 @@ def draw_bandwidth(rates: Sequence[Rate], ceiling: float, device: str = "this GP
     for row, value in enumerate(values):
         # A short bar has its label behind it.
         at, align = (value / 2, "center") if value > 0.3 * ceiling else (value + 0.02 * ceiling, "left")
-        axes.text(at, row, f"{value:,.0f}  ({value / ceiling:.0%})", ha=align, va="center", bbox=card)
-    told = ", ".join(f"{rate.name} {rate.gbps:,.0f} GB/s ({rate.gbps / ceiling:.0%})" for rate in rates)
+        axes.text(at, row, f"{value:,.0f}  ({_share(value / ceiling)})", ha=align, va="center", bbox=card)
+    told = ", ".join(f"{rate.name} {rate.gbps:,.0f} GB/s ({_share(rate.gbps / ceiling)})" for rate in rates)
     return Picture(figure, f"Bars of measured bandwidth on {device}, against a copy at {ceiling:,.0f} GB/s: {told}.")
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if value >= 0.01 else "less than 1%"

@@ -25,6 +25,7 @@ class Verdict:
         function: public function that refuses.
         error: name of the exception class.
         message: the exact message.
+        meaning: what it says, in a sentence or two.
         notebook: stem of the notebook that explains it.
         section: anchor there.
         verdict: "reproduced", "not run", or "disagrees" when some notebook saw something else.
@@ -41,6 +42,7 @@ class Verdict:
     function: str
     error: str
     message: str
+    meaning: str
     notebook: str
     section: str
     verdict: str = NOT_RUN
@@ -89,6 +91,7 @@ def _verdict(record: Record, seen: list[tuple[str, dict[str, Any]]]) -> Verdict:
         function=record.function,
         error=record.error,
         message=record.example,
+        meaning=record.meaning,
         notebook=spec(record.function).notebook,
         section=record.section,
         seen_in=tuple(dict.fromkeys(name for name, _ in seen)),
