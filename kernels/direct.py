@@ -1,8 +1,8 @@
 """A launch by one call of the CUDA driver, for a kernel that Triton has compiled and launched before.
 
 Triton's launcher takes its arguments apart at every call. Here they are laid out once, and a call only writes the
-addresses of its tensors. The layout is not taken on trust: the driver knows which parameters a compiled kernel has
-(cuFuncGetParamInfo), and where it says anything else, Triton launches as before.
+addresses of its tensors. The layout is not taken on trust: the kernel's PTX says how many parameters it has and the
+driver how large they are (cuFuncGetParamInfo); where they say anything else, Triton launches as before.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def direct_launch(compiled: Any, grid: tuple[int, int, int], arguments: tuple[An
     # A pointer for each tensor, a number for everything else.
     known = all(_layout(kind) and (value is not None or kind[0] == "*") for kind, value in taken)
     types, values = [*(kind for kind, _ in taken), *_SCRATCH], [*(value for _, value in taken), 0, 0]
-    if not known or _parameter_sizes(compiled.function) != [struct.calcsize(_layout(kind)) for kind in types]:
+    if not known or _number_of_parameters(compiled.asm["ptx"]) != len(types):
+        return None
+    if _parameter_sizes(compiled.function, len(types)) != [struct.calcsize(_layout(kind)) for kind in types]:
         return None
     try:
         return DirectLaunch(compiled, grid, types, values)
@@ -126,14 +128,23 @@ def _layout(kind: str) -> str:
     return "Q" if kind[0] == "*" else _LAYOUTS.get(kind, "")
 
 
-def _parameter_sizes(function: int) -> list[int]:
-    """Bytes of every parameter of a kernel, as the driver knows it."""
-    offset, size, sizes = ctypes.c_size_t(), ctypes.c_size_t(), list[int]()
-    ask = _driver().cuFuncGetParamInfo
-    where = ctypes.byref(offset), ctypes.byref(size)
-    while ask(ctypes.c_void_p(function), ctypes.c_size_t(len(sizes)), *where) == 0:
-        sizes.append(size.value)
-    return sizes
+def _number_of_parameters(ptx: str) -> int:
+    """How many parameters the kernel in this PTX has.
+
+    The driver could be asked about one after the other until it refuses. But a refusal is an error of the API, and
+    tools that watch for errors report it.
+    """
+    return ptx.partition(".entry")[2].partition(")")[0].count(".param ")
+
+
+def _parameter_sizes(function: int, number: int) -> list[int]:
+    """Bytes of a kernel's first parameters, as the driver knows them."""
+    offset, sizes = ctypes.c_size_t(), [ctypes.c_size_t() for _ in range(number)]
+    for place, size in enumerate(sizes):
+        where = ctypes.byref(offset), ctypes.byref(size)
+        if _driver().cuFuncGetParamInfo(ctypes.c_void_p(function), ctypes.c_size_t(place), *where) != 0:
+            return []
+    return [size.value for size in sizes]
 
 
 @cache

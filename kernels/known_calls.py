@@ -62,8 +62,9 @@ class KnownCalls:
         """
         # Mostly the last call comes again, and looking it up would cost as much as comparing it.
         known = self._last
-        if known is None or not known.is_for(tensors, options):
-            known = self._last = self.find(tensors, options)
+        if known is not None and known.is_for(tensors, options):
+            return known.launch(tensors)
+        known = self._last = self.find(tensors, options)
         return known is not None and known.launch(tensors)
 
     def find(self, tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...] = ()) -> KnownCall | None:

@@ -46,7 +46,10 @@ _interpreted: dict[int, tuple[Any, InterpretedFunction]] = {}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 # How a compiled kernel is called below its public face has been the same in these releases.
 _LAUNCHER_IS_KNOWN = triton.__version__.startswith(("3.6.", "3.7."))
-_NOT_YET = object()
+# Looked up once: every call of a kernel asks them. A PyTorch without CUDA lacks the last two, and never gets there.
+_dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **options: Any) -> Launched | None:
@@ -103,7 +106,7 @@ def needs_dispatch(*tensors: torch.Tensor | None) -> bool:
 
 def run_eagerly() -> bool:
     """Whether calls run as they are, outside any dispatch mode and any transform of torch.func."""
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None
+    return _dispatch_modes() == 0 and _transforms() is None
 
 
 def _dispatches(tensor: torch.Tensor | None) -> bool:
@@ -141,8 +144,8 @@ class Launched:
         self._arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]] = operator.itemgetter(*order)
         self._rest = tuple(arguments[place] for place in others)
         self._compiled, self._grid, self._index = compiled, grid, index
-        # How to launch without Triton, None if there is no such way; found out when it is first wanted.
-        self._direct: Any = _NOT_YET
+        # How to launch without Triton. Whether there is such a way is found out when it is first wanted.
+        self._direct: Callable[[list[int], int], bool] | None = None
 
     def again(self, pointers: list[int]) -> None:
         """Launch the same with other addresses, on the device's current stream.
@@ -153,26 +156,30 @@ class Launched:
         Args:
             pointers: as many as before, aligned as before.
         """
-        if self._index == torch._C._cuda_getDevice():
-            self._run(pointers)
-        else:
-            with torch.cuda.device(self._index):
-                self._run(pointers)
-
-    def _run(self, pointers: list[int]) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
-        short = _LAUNCHER_IS_KNOWN and not _hooks()
-        if self._direct is _NOT_YET:
-            arguments = self._arguments((*[None] * len(pointers), *self._rest))
-            self._direct = direct_launch(self._compiled, self._grid, arguments) if _LAUNCHER_IS_KNOWN else None
         # Where the driver refuses, Triton's launcher finds the way (a thread without a context) or the words.
-        if short and self._direct is not None and self._direct(pointers, stream):
-            return
+        if self._index != _current_device():
+            with torch.cuda.device(self._index):
+                self.again(pointers)
+        elif _hooks() or not (self._direct or self._find_direct())(pointers, _current_stream(self._index)):
+            self._through_triton(pointers)
+
+    def _find_direct(self) -> Callable[[list[int], int], bool]:
+        arguments = self._arguments((*[None] * len(self.pointers), *self._rest))
+        found = direct_launch(self._compiled, self._grid, arguments) if _LAUNCHER_IS_KNOWN else None
+        self._direct = _no_direct if found is None else found
+        return self._direct
+
+    def _through_triton(self, pointers: list[int]) -> None:
         compiled, arguments = self._compiled, self._arguments((*pointers, *self._rest))
-        if short:
+        stream = _current_stream(self._index)
+        if _LAUNCHER_IS_KNOWN and not _hooks():
             compiled.run(*self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
         else:
             compiled[self._grid](*arguments, stream=stream)
+
+
+def _no_direct(pointers: list[int], stream: int) -> bool:
+    return False
 
 
 def _hooks() -> bool:

@@ -47,8 +47,8 @@ class Driver:
 
     def cuFuncGetParamInfo(self, function: Any, place: Any, offset: Any, size: Any) -> int:  # noqa: N802
         assert function.value == 0x1234
-        if place.value >= len(self.sizes):
-            return 1
+        # compute-sanitizer would report the error.
+        assert place.value < len(self.sizes), "the driver is asked about a parameter that there is not"
         size._obj.value = self.sizes[place.value]
         return 0
 
@@ -70,12 +70,16 @@ class Driver:
         return self.result
 
 
-def compiled(signature: dict[str, str] = SIGNATURE, **metadata: Any) -> Any:
+def compiled(signature: dict[str, str] = SIGNATURE, parameters: int = len(SIZES), **metadata: Any) -> Any:
     """Stands for what Triton has compiled."""
+    ptx = ".version 8.7\n.visible .entry kernel(\n" + ",\n".join([".param .u64 x"] * parameters) + "\n)\n{ .param }"
     usual = {"num_ctas": 1, "global_scratch_size": 0, "profile_scratch_size": 0, "num_warps": 4, "shared": 4096}
     usual |= {"launch_cooperative_grid": False, "launch_pdl": False}
     return SimpleNamespace(
-        function=0x1234, metadata=SimpleNamespace(**usual | metadata), src=SimpleNamespace(signature=signature)
+        function=0x1234,
+        metadata=SimpleNamespace(**usual | metadata),
+        src=SimpleNamespace(signature=signature),
+        asm={"ptx": ptx},
     )
 
 
@@ -137,8 +141,8 @@ def test_structures_are_laid_out_as_in_the_drivers_header() -> None:
 
 
 REFUSED: dict[str, tuple[Any, tuple[Any, ...], list[int]]] = {
-    "the driver knows another parameter": (compiled(), ARGUMENTS, [*SIZES, 8]),
-    "the driver knows fewer": (compiled(), ARGUMENTS, SIZES[:-1]),
+    "the kernel has one parameter more": (compiled(parameters=9), ARGUMENTS, [*SIZES, 8]),
+    "the kernel has one parameter less": (compiled(parameters=7), ARGUMENTS, SIZES[:-1]),
     "the driver knows other sizes": (compiled(), ARGUMENTS, [8, 8, *SIZES[2:]]),
     "clusters": (compiled(num_ctas=2), ARGUMENTS, SIZES),
     "scratch memory": (compiled(global_scratch_size=128), ARGUMENTS, SIZES),
@@ -157,6 +161,14 @@ def test_where_it_is_not_known_to_be_right_there_is_none(why: str, driver: Calla
     fake = driver(sizes)
     assert direct_launch(kernel, (1, 1, 1), arguments) is None
     assert fake.launches == []
+
+
+def test_where_the_driver_will_not_say_there_is_none(
+    driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = driver()
+    monkeypatch.setattr(fake, "cuFuncGetParamInfo", lambda *arguments: 1)
+    assert direct_launch(compiled(), (1, 1, 1), ARGUMENTS) is None
 
 
 def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +213,8 @@ class Kernel(SimpleNamespace):
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[Launched, list[Any]]:
     """A launch that was made on stand-ins of tensors, and what Triton launches after it."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(launch_module, "_current_device", lambda: 0)
+    monkeypatch.setattr(launch_module, "_current_stream", lambda index: 7)
     calls: list[Any] = []
     kernel = Kernel(**vars(compiled()), packed_metadata=(), launched=calls)
     kernel.run = lambda *arguments: calls.append(("run", arguments[9:]))
@@ -226,7 +238,7 @@ def test_a_launch_made_again_needs_no_triton(
 def test_where_it_cannot_be_made_so_triton_makes_it(
     why: str, launched: tuple[Launched, list[Any]], driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver(SIZES[:-1] if "sizes" in why else SIZES, result=201 if "refuses" in why else 0)
+    driver([4, *SIZES[1:]] if "sizes" in why else SIZES, result=201 if "refuses" in why else 0)
     once, calls = launched
     how = "run"
     if "profiler" in why:
@@ -264,7 +276,7 @@ def test_the_layout_is_that_of_the_installed_triton(driver: Callable[..., Driver
     sizes = [widths[line.split(".param .")[1].split()[0]] for line in header.splitlines() if ".param" in line]
     assert sizes == [8, 8, 1, 2, 4, 8, 8, 4, 8, 8]
     fake = driver(sizes)
-    kernel = SimpleNamespace(function=0x1234, metadata=built.metadata, src=built.src)
+    kernel = SimpleNamespace(function=0x1234, metadata=built.metadata, src=built.src, asm=built.asm)
     again = direct_launch(kernel, (3, 1, 1), (None, None, -1, -2, -3, -4, 2**63, 0.25, 1, 64))
     assert again is not None
     assert again([16, 32], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -173,6 +174,8 @@ def test_what_was_not_run_is_loud(made: tuple[int, str, Path]) -> None:
     assert f"{missing} NOT RUN" in made[1]
     index = (made[2] / "index.html").read_text(encoding="utf-8")
     assert f"<b>{missing}</b> records NOT RUN" in index
+    meaning = html.escape(record(REPRODUCED).meaning.replace("`", ""), quote=True)
+    assert meaning in html.escape(html.unescape(index), quote=True)
     assert index.count("NOT RUN</span>") == missing
 
 
