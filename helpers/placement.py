@@ -19,7 +19,6 @@ from kernels.guards import GuardError, offenders, tensors_of
 _MARK = "◀ odd one out"
 _MONOSPACE = "DejaVu Sans Mono"
 _FONT_SIZE = 9
-_LEGIBLE = 7.5
 _GAP = 0.14
 # Units of the canvas, and how many of them make an inch of the figure.
 _UNITS = 16
@@ -147,8 +146,10 @@ def _draw_lane(axes: Axes, device: torch.device, rows: list[Row], left: float, t
     box(axes, left, top, _LANE, height, facecolor=PAPER, linewidth=1.5)
     axes.text(left + 0.3, top + 0.5, str(device), weight="bold", va="center", fontsize=12)
     top += 0.9
+    # One size for all, or a long name would look less important than a short one.
+    size = min(_size(row, _LANE - 0.5) for row in rows)
     for row in rows:
-        _draw_row(axes, row, left + 0.25, top, _LANE - 0.5)
+        _draw_row(axes, row, left + 0.25, top, _LANE - 0.5, size)
         top += _row_height(row) + _GAP
 
 
@@ -160,30 +161,31 @@ def _row_height(row: Row) -> float:
     return 1.1 if row.odd else 0.66
 
 
-def _draw_row(axes: Axes, row: Row, x: float, y: float, width: float) -> None:
-    height = _row_height(row)
-    told = f"{row.shape} {row.dtype}".strip()
+def _draw_row(axes: Axes, row: Row, x: float, y: float, width: float, size: float) -> None:
+    height, told = _row_height(row), _told(row)
     if row.odd:
         box(axes, x, y, width, height, facecolor=PALE_ORANGE, edgecolor=ORANGE, linestyle="--", linewidth=2.2)
         # Only a strip is hatched, so that the words stay legible.
         axes.add_patch(Rectangle((x + 0.12, y + 0.12), 0.4, height - 0.24, fill=False, edgecolor=ORANGE, hatch="////"))
-        if _fitting(row.argument, told, width - 1.5) < _LEGIBLE:
-            told = ""
-        size = _fitting(row.argument, told, width - 1.5)
         axes.text(x + 0.7, y + 0.36, row.argument, va="center", family=_MONOSPACE, fontsize=size)
-        axes.text(x + width - 0.2, y + 0.36, told, va="center", ha="right", fontsize=size)
         axes.text(x + 0.7, y + 0.76, _MARK, va="center", weight="bold", fontsize=_FONT_SIZE)
+        axes.text(x + width - 0.2, y + 0.76, told, va="center", ha="right", fontsize=size)
         return
     box(axes, x, y, width, height, edgecolor=BLUE)
-    size = _fitting(row.argument, told, width - 0.6)
     axes.text(x + 0.2, y + height / 2, row.argument, va="center", family=_MONOSPACE, fontsize=size)
     axes.text(x + width - 0.2, y + height / 2, told, va="center", ha="right", fontsize=size)
 
 
-def _fitting(name: str, told: str, width: float) -> float:
-    """Font size at which both texts fit: a monospaced letter is 0.6 of it wide, others about as much."""
-    needed = (len(name) + len(told)) * 0.6 * _FONT_SIZE / 72 * _UNITS_PER_INCH
-    return _FONT_SIZE * min(1.0, width / needed)
+def _told(row: Row) -> str:
+    return f"{row.shape} {row.dtype}".strip()
+
+
+def _size(row: Row, width: float) -> float:
+    """Font size at which a row's texts fit: a monospaced letter is 0.6 of it wide, others about as much."""
+    # The mark of an odd one shares its line with the shape.
+    lines = [(row.argument, 1.1), (_MARK + _told(row), 1.1)] if row.odd else [(row.argument + _told(row), 0.6)]
+    needed = max(len(text) * 0.6 * _FONT_SIZE / 72 * _UNITS_PER_INCH / (width - margin) for text, margin in lines)
+    return _FONT_SIZE / max(1.0, needed)
 
 
 def _row(name: str, tensor: torch.Tensor, odd: bool) -> Row:
