@@ -23,7 +23,7 @@ from kernels.kda_replayssm import api
 if api.tensor_core is None:
     pytest.skip("this Triton's Gluon lacks what the kernel is written in", allow_module_level=True)
 
-from kernels.kda_replayssm.tensor_core import FEW, FEW_HEADS, IN_PLACE, READ, TAKEN_APART, Tile, ring_rows
+from kernels.kda_replayssm.tensor_core import FEW, FEW_HEADS, IN_PLACE, MANY, READ, TAKEN_APART, Tile, ring_rows
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TENSOR_CORE = ("initial_state", "d_cache", "k_cache", "g_cache", "out")
@@ -73,6 +73,13 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"L": 1}, IN_PLACE[16]),
         ({"L": 17}, IN_PLACE[32]),
         ({"L": 32, "state": BF16}, READ[32]),
+        ({"batch": 512, "state": BF16}, MANY),
+        ({"batch": 511, "state": BF16}, READ[16]),
+        ({"batch": 256, "V": 256, "state": BF16}, MANY),
+        ({"batch": 512, "L": 9, "state": BF16}, MANY),
+        ({"batch": 512, "L": 8, "state": BF16}, READ[16]),
+        ({"batch": 512, "L": 17, "state": BF16}, READ[32]),
+        ({"batch": 512}, IN_PLACE[16]),
         ({"batch": FEW_HEADS // 8}, FEW),
         ({"batch": FEW_HEADS // 8 + 1}, IN_PLACE[16]),
         ({"batch": 1, "state": BF16}, FEW),
@@ -177,7 +184,7 @@ def build(
     constants |= {"STATE_V_STRIDE": 128, "D_ENTRY_STRIDE": V, "K_ENTRY_STRIDE": 128, "G_ENTRY_STRIDE": 128}
     constants |= {"H": 32 // group, "HV": 32, "K": 128, "V": V, "L": L, "ENTRIES": ring_rows(L), "NORMALISE": True}
     constants |= {"BLOCK_V": tile.block_v, "WARPS_V": tile.warps_v, "WARPS_K": tile.warps_k}
-    constants |= {"IN_PLACE": tile.in_place, "EARLY": target in STARTS_EARLY}
+    constants |= {"IN_PLACE": tile.in_place, "HALVES": tile.halves, "EARLY": target in STARTS_EARLY}
     constants |= {} if lower_bound else {"lower_bound": None}
     constants |= {"force_flush_stride": 1} if forced else {"force_flush_ptr": None, "force_flush_stride": 0}
 
@@ -196,11 +203,12 @@ def build(
     )
 
 
-# Bytes of registers that each variant may spill. With a long float32 ring the tile was faster all the same than a
-# smaller one.
+# Bytes of registers that each variant may spill. Those of READ[16] are all in the branch that flushes; with a long
+# float32 ring the tile was faster all the same than a smaller one.
 BUILDS: dict[str, tuple[int, Tile, dict[str, Any]]] = {
     "fp32 state": (0, IN_PLACE[16], {}),
-    "bf16 state": (0, READ[16], {"state": "bf16"}),
+    "bf16 state": (96, READ[16], {"state": "bf16"}),
+    "bf16 state, many": (0, MANY, {"state": "bf16"}),
     "bf16 state, V 64": (0, IN_PLACE[16], {"state": "bf16", "V": 64}),
     "few heads": (0, FEW, {}),
     "few heads, bf16 state": (0, FEW, {"state": "bf16"}),
@@ -239,15 +247,16 @@ def test_compiles_for_gpus_that_it_was_not_measured_on(target: str) -> None:
     assert build(target, IN_PLACE[16]).asm["cubin"]
 
 
-def test_the_state_moves_in_16_byte_accesses() -> None:
-    ptx = build("sm_90", IN_PLACE[16], state="fp32").asm["ptx"]
-    accesses = 64 * 128 * 4 // 16 // 128
+@pytest.mark.parametrize(("tile", "state", "width"), [(IN_PLACE[16], "fp32", 4), (READ[16], "bf16", 2)])
+def test_the_state_moves_in_16_byte_accesses(tile: Tile, state: str, width: int) -> None:
+    ptx = build("sm_90", tile, state=state).asm["ptx"]
+    accesses = tile.block_v * 128 * width // 16 // (32 * tile.warps_v * tile.warps_k)
     assert len(re.findall(r"ld\.global\S*evict_first\S*\.v4", ptx)) == accesses
     assert len(re.findall(r"st\.global\S*\.v4", ptx)) >= accesses
 
 
 def test_a_flush_by_halves_moves_the_state_in_16_byte_accesses_too() -> None:
-    ptx = build("sm_90", READ[16], state="bf16").asm["ptx"]
+    ptx = build("sm_90", MANY, state="bf16").asm["ptx"]
     accesses = 128 * 128 * 2 // 16 // 128
     # All of it once, and a loop that moves half.
     assert len(re.findall(r"ld\.global\S*\.v4", ptx)) >= accesses + accesses // 2
@@ -313,6 +322,14 @@ def step(device: torch.device, batch: int, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_the_float64_reference(variant: str, batch: int, served: torch.device) -> None:
     args = step(served, batch, **VARIANTS[variant])
+    assert_close(run_and_compare(args), args)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["bf16 state", "V 256, bf16 state"])
+def test_many_tiles_equal_the_float64_reference(variant: str, served: torch.device) -> None:
+    args = step(served, 1100, **VARIANTS[variant])
+    assert chosen(args) == MANY
     assert_close(run_and_compare(args), args)
 
 

@@ -16,8 +16,8 @@ Two things make that work:
 
 A bf16 state need not even be widened while it is only read (``IN_PLACE=False``): two row sums are a matrix product with
 two columns. The columns are the float32 vectors, each as a sum of three bf16 numbers, which is exact to 2^-24. Only a
-flush needs the state itself, in float32, and that is more registers than there are; so it reads the tile once more, one
-half after the other, which the L1 cache serves.
+flush needs the state itself, in float32, and that is more registers than there are. Either some are spilled, or
+(``HALVES=True``) it reads the tile once more, one half after the other, which the L1 cache serves.
 
 A row without a slot does not return early: reading the index and then deciding is one more round trip to memory before
 the first load of the state. Its loads are masked off and its result replaced.
@@ -48,6 +48,7 @@ class Tile:
         warps_k: warps along the key channels.
         in_place: whether the state is rebuilt in registers for every step, or (bf16 only) just read unless it flushes.
         registers: most registers per thread; None leaves it to the compiler.
+        halves: where the state is just read, whether a flush reads it once more, half by half.
     """
 
     block_v: int
@@ -55,6 +56,7 @@ class Tile:
     warps_k: int
     in_place: bool = True
     registers: int | None = None
+    halves: bool = False
 
 
 # What follows was measured on an H200 (torch 2.11, triton 3.6) and holds for its architecture alone; the figures are in
@@ -68,8 +70,15 @@ FEW_HEADS = 96
 FEW = Tile(32, 2, 2, registers=128)
 # By ring rows. Fewer registers make room for more programs at once; fewer still and the compiler spills them.
 IN_PLACE = {16: Tile(64, 4, 1, registers=128), 32: Tile(64, 4, 1, registers=168)}
-# A bf16 state that is only read. Three programs at a time either way; the compiler schedules these best.
-READ = {16: Tile(128, 4, 1, in_place=False, registers=144), 32: Tile(128, 4, 1, in_place=False, registers=168)}
+# A bf16 state that is only read. The spills at 168 registers are in the branch that flushes.
+READ = {
+    16: Tile(128, 4, 1, in_place=False, registers=168),
+    32: Tile(128, 4, 1, in_place=False, registers=168, halves=True),
+}
+# From this many tiles on, unless rings are short, reading twice is faster than spilling.
+MANY_TILES = 4096
+MANY = Tile(128, 4, 1, in_place=False, registers=144, halves=True)
+SHORT_RING = 8
 # Operands that are taken apart need so many registers that a limit costs more than it brings.
 TAKEN_APART = Tile(64, 4, 1)
 
@@ -104,8 +113,10 @@ def tile_for(
         return FEW
     if d_cache.dtype != out.dtype or out.dtype == torch.float32:
         return TAKEN_APART
-    reads = initial_state.dtype == d_cache.dtype == torch.bfloat16 and V >= READ[rows].block_v
-    return READ[rows] if reads else IN_PLACE[rows]
+    if not initial_state.dtype == d_cache.dtype == torch.bfloat16 or V < READ[rows].block_v:
+        return IN_PLACE[rows]
+    many = out.shape[0] * HV * (V // MANY.block_v) >= MANY_TILES
+    return MANY if many and SHORT_RING < L <= RING_ROWS[0] else READ[rows]
 
 
 def ring_rows(L: int) -> int:
@@ -360,20 +371,22 @@ def _shared(x):
 
 
 @gluon.jit
-def _load_state(pointers, exists, flush, IN_PLACE: gl.constexpr):
+def _load_state(pointers, exists, flush, IN_PLACE: gl.constexpr, HALVES: gl.constexpr):
     """The state before the ring's entries.
 
     Nothing reads it again before the next step, so it need not push anything else out of the L2 cache; unless it is
-    written in a moment, and is better there until then. Where it is only read, a flush reads it twice, and a second
-    load here would cost registers that are not there.
+    written in a moment, or read once more, and is better there until then. Where it is only read, a second load would
+    cost registers that are not there.
     """
     if IN_PLACE:
         if flush:
             state = gl.load(pointers, mask=exists, other=0.0)
         else:
             state = gl.load(pointers, mask=exists, other=0.0, eviction_policy="evict_first")
-    else:
+    elif HALVES:
         state = gl.load(pointers, mask=exists, other=0.0)
+    else:
+        state = gl.load(pointers, mask=exists, other=0.0, eviction_policy="evict_first")
     return state
 
 
@@ -503,6 +516,7 @@ def kda_replayssm_tensor_core_kernel(
     WARPS_V: gl.constexpr,
     WARPS_K: gl.constexpr,
     IN_PLACE: gl.constexpr,
+    HALVES: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """One tile of BLOCK_V value channels of one head of one row. Grid: B * HV * V / BLOCK_V programs.
@@ -566,7 +580,7 @@ def kda_replayssm_tensor_core_kernel(
     state_base = initial_state_ptr + slot * state_slot_stride + head * state_head_stride
     state_ptrs = state_base + values.to(gl.int64)[:, None] * STATE_V_STRIDE + gl.arange(0, K, layout=COLUMNS)[None, :]
     in_state = values < gl.where(live, V, 0)
-    checkpoint = _load_state(state_ptrs, in_state[:, None], flush, IN_PLACE)
+    checkpoint = _load_state(state_ptrs, in_state[:, None], flush, IN_PLACE, HALVES)
 
     beta = _sigmoid(b.to(gl.float32)).to(b.dtype).to(gl.float32)
     g = _log_decay(x, A, lower_bound)
@@ -601,10 +615,7 @@ def kda_replayssm_tensor_core_kernel(
     gl.store(out_ptr + (row * HV + head) * V + values, o.to(OUT))
     if live:
         if flush:
-            if IN_PLACE:
-                S = S * shared_decay.load(COLUMNS)[None, :] + delta[:, None] * shared_k.load(COLUMNS)[None, :]
-                gl.store(state_ptrs, S.to(initial_state_ptr.dtype.element_ty))
-            else:
+            if HALVES:
                 _flush_by_halves(
                     state_base + (tile * BLOCK_V).to(gl.int64) * STATE_V_STRIDE,
                     STATE_V_STRIDE,
@@ -623,6 +634,13 @@ def kda_replayssm_tensor_core_kernel(
                     WARPS_V,
                     WARPS_K,
                 )
+            else:
+                if not IN_PLACE:
+                    k_parts, d_parts = _ring_operands(d_ring, k_ring, OUT, MMA)
+                    shared_ring_decay, shared_decay, shared_k = _shared(ring_decay), _shared(decay), _shared(k)
+                    S = _replayed(checkpoint, shared_ring_decay, d_parts, k_parts, MMA, STATE, VECTOR, WARPS_K)
+                S = S * shared_decay.load(COLUMNS)[None, :] + delta[:, None] * shared_k.load(COLUMNS)[None, :]
+                gl.store(state_ptrs, S.to(initial_state_ptr.dtype.element_ty))
         else:
             gl.store(d_base + values, delta.to(d_cache_ptr.dtype.element_ty))
             if tile == 0:
@@ -699,6 +717,7 @@ def launch_decode(
         WARPS_V=tile.warps_v,
         WARPS_K=tile.warps_k,
         IN_PLACE=tile.in_place,
+        HALVES=tile.halves,
         **early_start(mixed_qkv.device),
         num_warps=tile.warps_v * tile.warps_k,
         maxnreg=tile.registers,
