@@ -80,9 +80,9 @@ def draw_roofline(points: Sequence[Point], gbps: float, tflops: float, device: s
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"Roofline of {device}", loc="left", weight="bold", fontsize=10)
     axes.legend(loc="lower right")
-    told = ", ".join(
+    told = "; ".join(
         f"{point.kernel} {point.name}: {_three_digits(point.operations / point.us / 1e6)} TFLOP/s, "
-        f"{attained(point, gbps, tflops):.0%} of what the nearer ceiling allows"
+        f"{attained(point, gbps, tflops):.0%} of the lower ceiling at that intensity"
         for point in placed
     )
     return Picture(figure, f"Roofline of {device} with ceilings {gbps:,.0f} GB/s and {tflops:,.0f} TFLOP/s: {told}.")

@@ -122,8 +122,9 @@ def _attention_alt(tokens: Sequence[_Token], topk: int, s_kv: int) -> str:
     told = []
     for token in tokens:
         named = ", ".join(f"{row} {n} times" if n > 1 else str(row) for row, n in sorted(token.rows.items()))
-        told.append(f"token {token.number} to {f'rows {named}' if named else 'none, so that its output is zero'}")
-    return f"Each token has {topk} places for indices into {s_kv} cache rows and attends " + "; ".join(told) + "."
+        rows = f"rows {named}" if named else "no row, so that its output is zero"
+        told.append(f"token {token.number} attends to {rows}")
+    return f"Each token has {topk} places for indices into {s_kv} cache rows: " + "; ".join(told) + "."
 
 
 # How FP8 rounds.

@@ -317,7 +317,8 @@ def _placement_notes(error: GuardError) -> list[str]:
     home = next(device for name, device in error.placement.items() if name not in error.offenders)
     away = ", ".join(f"{name} on {device}" for name, device in error.offenders.items())
     notes.append(f"odd one out: {away}; the other {len(error.placement) - len(error.offenders)} on {home}")
-    if isinstance(error, DeviceError) and error.expected is not None and error.expected != home:
+    # Some guards only want a GPU, and measure against no tensor.
+    if isinstance(error, DeviceError) and isinstance(error.expected, torch.device) and error.expected != home:
         notes.append("the guard measures against a misplaced tensor: the one it names may be right")
     notes.append("placement: " + ", ".join(f"{name} {device}" for name, device in error.placement.items()))
     return notes

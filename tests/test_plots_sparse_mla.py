@@ -39,7 +39,7 @@ def words(figure: Figure) -> list[str]:
 def test_attended_rows_are_hatched_and_told() -> None:
     picture = draw_attention(sample([[0, 3], [5, -1, 7, 12, -2], [1]]))
     assert len(hatched(picture.figure)) == 5
-    assert "token 0 to rows 0, 3; token 1 to rows 5, 7; token 2 to rows 1." in picture.alt
+    assert "token 0 attends to rows 0, 3; token 1 attends to rows 5, 7; token 2 attends to rows 1." in picture.alt
     assert "the first 9 of 128 places" in words(picture.figure)
     legible(picture.figure)
 
@@ -47,7 +47,7 @@ def test_attended_rows_are_hatched_and_told() -> None:
 def test_places_past_the_length_do_not_count() -> None:
     picture = draw_attention(sample([[0, 3, 4], [5, 6]], lengths=[2, -1]))
     assert len(hatched(picture.figure)) == 2
-    assert "token 0 to rows 0, 3; token 1 to none" in picture.alt
+    assert "token 0 attends to rows 0, 3; token 1 attends to no row" in picture.alt
     assert words(picture.figure).count("no valid index: out = 0") == 1
 
 

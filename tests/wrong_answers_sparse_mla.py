@@ -55,6 +55,29 @@ def only_the_values(logits: torch.Tensor, values: torch.Tensor, valid: torch.Ten
     return torch.softmax(logits, 0) @ torch.where(valid[:, None], values, 0.0)
 
 
+def nan_made_zero(logits: torch.Tensor, values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(~valid, -torch.inf).softmax(0).nan_to_num() @ values.nan_to_num()
+
+
+def masked_logits_looked_at(logits: torch.Tensor, values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    if not valid.any():
+        return values.new_zeros(values.shape[1])
+    weights = torch.exp((logits - logits[valid].max()).clamp(max=0)) * valid
+    return weights @ torch.where(valid[:, None], values, 0.0) / weights.sum()
+
+
+def to_64_heads(q: torch.Tensor, attn_sink: torch.Tensor, **others: Any) -> torch.Tensor:
+    heads = q.shape[1]
+    padded = torch.nn.functional.pad(q.view(torch.uint8), (0, 0, 0, max(0, 64 - heads))).view(q.dtype)
+    sinks = torch.nn.functional.pad(attn_sink, (0, max(0, 64 - heads)))
+    return kernels.sparse_mla_q8kv8_prefill_fwd(padded, attn_sink=sinks, **others)[0][:, :heads]
+
+
+def without_sinks(q: torch.Tensor, attn_sink: torch.Tensor, **others: Any) -> torch.Tensor:
+    padded, _ = kernels.pad_q8kv8_heads(q)
+    return kernels.sparse_mla_q8kv8_prefill_fwd(padded, **others)[0][:, : q.shape[1]]
+
+
 def not_padded(q: torch.Tensor, attn_sink: torch.Tensor, **others: Any) -> torch.Tensor:
     return kernels.sparse_mla_q8kv8_prefill_fwd(q, attn_sink=attn_sink, **others)[0]
 
@@ -96,11 +119,15 @@ WRONG_ANSWERS: dict[str, list[tuple[object, str]]] = {
         (weights_of_zero, "the valid keys far below the masked ones"),
         (minus_infinity, "no key valid"),
         (multiplied_by_zero, "NaN in the masked rows"),
+        (nan_made_zero, "NaN in a valid row"),
+        (masked_logits_looked_at, "NaN in the masked logits"),
     ],
     "sparse_mla.heads": [
         (not_padded, "requires h_q padded to a positive multiple of 64, got 16"),
         (sinks_not_padded, "attn_sink must be float32 with shape (64,), got (16,)"),
         (not_sliced, "expected out of shape (2, 16, 512), got (2, 64, 512)"),
+        (to_64_heads, "requires h_q padded to a positive multiple of 64, got 96"),
+        (without_sinks, "with their sinks"),
         (the_last_heads, "the shape is right, the numbers are not"),
     ],
 }

@@ -173,8 +173,8 @@ STATE_RECORDS = (
         message="dst and src must be on the same device. dst.device={dst.device!r} src.device={src.device!r}",
         example="dst and src must be on the same device. "
         "dst.device=device(type='cpu') src.device=device(type='cuda', index=0)",
-        meaning="The same guard, with the pool as the odd one out: everything else is on the GPU.",
-        happens="A pool that was built with torch.zeros(...), whose default device is the CPU, and never moved.",
+        meaning="The pool is the odd one out: everything else is together on another device.",
+        happens="A pool built with torch.zeros(...) and never moved from the CPU, or a device told by another rank.",
         fix="allocate the pool with device=src.device",
         provoke=move("dst", "cpu"),
         repair=follow("dst", "src"),

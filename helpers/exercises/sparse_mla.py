@@ -116,7 +116,7 @@ ALLOCATE = Exercise(
     title="repair rank code",
     statement="Each rank allocates the buffers of its prefill once, for its own `q`. Rank 1 reports "
     "`out must be on device cuda:1, got cuda:0`. Repair the function for every rank, and do not stop at the first "
-    "error: there is another one behind it, which rank 0 reports as well.",
+    "error: there is another one behind it, which rank 0 reports as well. Leave the current device alone.",
     answer="allocate_outputs",
     stub='''\
 def allocate_outputs(q: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -152,20 +152,35 @@ _SOFTMAX_CASES = (
 
 def _judge_attend(attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
     for name, logits, valid in _SOFTMAX_CASES:
-        values = torch.arange(1.0, 1.0 + 2 * len(logits), dtype=torch.float64).reshape(-1, 2)
-        weights = torch.exp(logits[valid] - logits[valid].max()) if valid.any() else logits[valid]
-        expected = weights @ values[valid] / weights.sum() if valid.any() else values.new_zeros(2)
+        values, expected = _attended(logits, valid)
         _compare_attended(name, attend(logits, values.clone(), valid), expected)
         # What lies in rows that do not count must not matter, and NaN times zero is NaN.
         poisoned = values.masked_fill(~valid[:, None], float("nan"))
         _compare_attended(f"{name}, NaN in the masked rows", attend(logits, poisoned, valid), expected)
+    for name, logits, valid in _SOFTMAX_CASES:
+        values, expected = _attended(logits, valid)
+        unknown = logits.masked_fill(~valid, float("nan"))
+        _compare_attended(f"{name}, NaN in the masked logits", attend(unknown, values.clone(), valid), expected)
+    logits, values = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+    values[1, 0] = float("nan")
+    attended = attend(logits, values.clone(), torch.tensor([True, True]))
+    _compare_attended("NaN in a valid row", attended, torch.tensor([float("nan"), 1.0], dtype=torch.float64))
     return "A masked key is in neither sum, and where none is left there is nothing to divide by."
+
+
+def _attended(logits: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [keys, 2] and what their attention should be [2]."""
+    values = torch.arange(1.0, 1.0 + 2 * len(logits), dtype=torch.float64).reshape(-1, 2)
+    if not valid.any():
+        return values, values.new_zeros(2)
+    weights = torch.exp(logits[valid] - logits[valid].max())
+    return values, weights @ values[valid] / weights.sum()
 
 
 def _compare_attended(name: str, got: torch.Tensor, expected: torch.Tensor) -> None:
     if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
         raise WrongError(f"{name}: expected a tensor of {len(expected)} numbers, got {got!r}")
-    if not torch.allclose(got.double(), expected, rtol=1e-6, atol=1e-9):
+    if not torch.allclose(got.double(), expected, rtol=1e-6, atol=1e-9, equal_nan=True):
         shown = [[round(number, 4) for number in row.tolist()] for row in (got, expected)]
         raise WrongError(f"{name}\n  you got  {shown[0]}\n  expected {shown[1]}")
 
@@ -175,7 +190,8 @@ ATTEND = Exercise(
     title="masked keys",
     statement="This softmax gives outputs of the right direction, but those of a prompt's first tokens are too short. "
     "Repair it: keys that are not `valid` must not count at all, whatever lies in their rows of `values`, which may be "
-    "NaN. Where no key is valid the result is zero.",
+    "NaN, and whatever their logits are. A NaN in a valid row has to stay visible. Where no key is valid the result is "
+    "zero.",
     answer="attend",
     stub='''\
 def attend(logits: torch.Tensor, values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -197,10 +213,13 @@ def attend(logits: torch.Tensor, values: torch.Tensor, valid: torch.Tensor) -> t
 
 
 def _judge_any_heads(prefill_any_heads: Callable[..., torch.Tensor]) -> str:
-    for heads in (16, 40):
+    for heads in (16, 40, 96):
         call = Call.valid(spec(PREFILL), on=topology.runnable())
-        call["q"] = contiguous(call["q"].narrow(1, 0, heads))
-        call["attn_sink"] = contiguous(call["attn_sink"].narrow(0, 0, heads))
+        # As bytes: not every PyTorch concatenates FP8.
+        q = torch.cat([call["q"].view(torch.uint8)] * 2, 1).view(call["q"].dtype)
+        call["q"] = contiguous(q.narrow(1, 0, heads))
+        # Large enough to take most of the weight.
+        call["attn_sink"] = contiguous(torch.cat([call["attn_sink"]] * 2).narrow(0, 0, heads)) + 6
         expected = call.spec.expected(call.args)["out"]
         names = ("q", "attn_sink", "kv", "indices", "sm_scale", "q_scale", "kv_scale", "topk_length")
         with kernels.interpreter(topology.runnable() == CPU):
@@ -209,16 +228,18 @@ def _judge_any_heads(prefill_any_heads: Callable[..., torch.Tensor]) -> str:
             shape = tuple(got.shape) if isinstance(got, torch.Tensor) else got
             raise WrongError(f"for {heads} heads expected out of shape {tuple(expected.shape)}, got {shape}")
         if relative_error(got, expected) > call.spec.tolerance:
-            raise WrongError(f"for {heads} heads the shape is right, the numbers are not: are these the heads of q?")
+            raise WrongError(
+                f"for {heads} heads the shape is right, the numbers are not: are these q's heads, with their sinks?"
+            )
     return "Heads do not see each other, so heads of zeros beside them change nothing but the time."
 
 
 ANY_HEADS = Exercise(
     id="sparse_mla.heads",
     title="any number of heads",
-    statement="A rank has 16 heads, or 40, and the kernel takes multiples of 64. Write a function that makes the call "
-    "for any number of heads and returns `out` [s_q, h_q, 512] for just these. `others` holds the arguments `kv`, "
-    "`indices`, `sm_scale`, `q_scale`, `kv_scale` and `topk_length` as the kernel takes them.",
+    statement="A rank has 16 heads, or 40, or 96, and the kernel takes multiples of 64. Write a function that makes "
+    "the call for any number of heads and returns `out` [s_q, h_q, 512] for just these. `others` holds the arguments "
+    "`kv`, `indices`, `sm_scale`, `q_scale`, `kv_scale` and `topk_length` as the kernel takes them.",
     answer="prefill_any_heads",
     stub='''\
 def prefill_any_heads(q: torch.Tensor, attn_sink: torch.Tensor, **others: Any) -> torch.Tensor:

@@ -17,17 +17,24 @@ def content(row: torch.Tensor, expected: dict[str, torch.Tensor]) -> str:
     return "neither"
 
 
+def held(name: str) -> str:
+    """What the rows of one of the call's statistics turned out to be."""
+    return ", ".join(f"row {token} holds {content(row, expected)}" for token, row in enumerate(call[name]))
+
+
 call = valid_call()
 expected = {name: value for name, value in call.spec.expected(call.args).items() if name != "out"}
 tokens, heads = call["lse"].shape
 
 prefill_unguarded(call.args | {"max_logits": call["lse"]})
-same = [f"row {token} holds {content(call['lse'][token], expected)}" for token in range(tokens)]
+same = held("lse")
 
 buffer = call["lse"].new_empty((tokens + 1) * heads)
 call["max_logits"] = buffer[: tokens * heads].view(tokens, heads)
 call["lse"] = buffer[heads:].view(tokens, heads)
 prefill_unguarded(call.args)
-shifted = [f"row {token} holds {content(call['lse'][token], expected)}" for token in range(tokens)]
 
-told = f"both in one buffer: {', '.join(same)}; lse one token after max_logits: in lse, {', '.join(shifted)}"
+told = (
+    f"both in one buffer: {same}; lse one token after max_logits: in max_logits, {held('max_logits')}, "
+    f"and in lse, {held('lse')}"
+)
