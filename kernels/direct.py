@@ -74,7 +74,10 @@ class DirectLaunch:
             False if the driver refused, for whatever reason; nothing has been launched then.
         """
         config = self._configs.get(stream) or self._config(stream)
-        parameters = self._spare.pop() if self._spare else self._parameters()
+        try:
+            parameters = self._spare.pop()
+        except IndexError:  # Asking first whether there is one would let another thread take it in between.
+            parameters = self._parameters()
         parameters[0][:] = pointers
         # The driver copies parameters and configuration before it returns.
         result = self._launch(config, self._function, parameters[1], None)

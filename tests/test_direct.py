@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,6 +203,26 @@ def test_a_launch_inside_a_launch_has_parameters_of_its_own(driver: Callable[...
     again._launch = interrupted
     assert again([16, 32], 0)
     assert [struct.unpack("Q", one.parameters[0])[0] for one in fake.launches] == [48, 16]
+
+
+def test_threads_do_not_write_to_each_others_parameters(driver: Callable[..., Driver]) -> None:
+    fake = driver()
+    again = direct_launch(compiled(), (1, 1, 1), ARGUMENTS)
+    assert again is not None
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            done = list(threads.map(lambda n: again([16 * n, 16 * n + 8], n % 50), range(1, 4001)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert done == [True] * 4000
+    seen = sorted(struct.unpack("Q", one.parameters[0])[0] for one in fake.launches)
+    assert seen == [16 * n for n in range(1, 4001)]
+    assert all(
+        struct.unpack("Q", one.parameters[5])[0] == struct.unpack("Q", one.parameters[0])[0] + 8
+        for one in fake.launches
+    )
 
 
 class Kernel(SimpleNamespace):
